@@ -1,0 +1,166 @@
+"""Text to token ids and back. Knows no torch and no model."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as TokenizersTokenizer
+
+from engine.chat_template import ChatTemplate, read_chat_template
+from engine.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from engine.model_ids import ModelError, ModelSource, read_json
+
+
+class Tokenizer(Protocol):
+    """What the router needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a sequence."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a prompt, with the special tokens that the model expects at its start."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids; special tokens have none."""
+        ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt text of a chat, ready for the assistant's turn. Raises ChatTemplateError."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt ids of a chat; the template alone decides on special tokens. Raises ChatTemplateError."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh stream."""
+        ...
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer of a resolved model: ``tokenizer.json``, or bytes for synthetic ones. Raises ModelError."""
+    if source.path is None:
+        return ByteTokenizer(source.config.vocab_size, source.config.eos_token_ids)
+    return HuggingFaceTokenizer(source.path, source.config.eos_token_ids)
+
+
+class HuggingFaceTokenizer:
+    """A directory's ``tokenizer.json`` and chat template. Raises ModelError naming the file at fault."""
+
+    def __init__(self, path: Path, eos_token_ids: tuple[int, ...]) -> None:
+        file = path / "tokenizer.json"
+        raw = read_json(file)
+        self._tokenizer = _parse_tokenizer(file)
+        self._chat_template = read_chat_template(path)
+        self._eos_token_ids = eos_token_ids
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self._is_byte_level = (raw.get("decoder") or {}).get("type") == "ByteLevel"
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._eos_token_ids
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids)))
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self._chat_template.render(messages)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return list(self._tokenizer.encode(self.apply_chat_template(messages), add_special_tokens=False).ids)
+
+    def detokenizer(self) -> Detokenizer:
+        if self._is_byte_level:
+            return ByteDetokenizer(self._token_bytes)
+        return WindowDetokenizer(self.decode, self._is_byte_token)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None or token_id in self._special_ids:
+            return b""
+        try:
+            return bytes(_CHARACTER_TO_BYTE[character] for character in token)
+        except KeyError:  # an added token is plain text
+            return str(token).encode()
+
+    def _is_byte_token(self, token_id: int) -> bool:
+        """A byte of a character that the vocabulary lacks, as SentencePiece models write it."""
+        token = self._tokenizer.id_to_token(token_id)
+        return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+class ByteTokenizer:
+    """For models whose weights mean nothing: ids 0 to 255 are the bytes of UTF-8.
+
+    Random weights also produce ids that no text encodes to; these are shown as printable ASCII characters, so that a
+    stream of them can be watched.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._chat_template = ChatTemplate()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._eos_token_ids
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self._token_bytes, token_ids)).decode("utf-8", errors="replace")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self._chat_template.render(messages)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.encode(self.apply_chat_template(messages))
+
+    def detokenizer(self) -> Detokenizer:
+        return ByteDetokenizer(self._token_bytes)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        if token_id in self._eos_token_ids:
+            return b""
+        return bytes([token_id if token_id < 256 else 32 + token_id % 95])
+
+
+def _parse_tokenizer(file: Path) -> TokenizersTokenizer:
+    try:
+        return TokenizersTokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more specific
+        raise ModelError(f"cannot read tokenizer from {file}: {error}") from error
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte, inverted: printable Latin-1 stands for itself, the rest is moved up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(moved)
+    }
+
+
+_CHARACTER_TO_BYTE = _byte_level_alphabet()
