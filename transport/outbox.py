@@ -1,0 +1,59 @@
+"""Frames that wait to be written: on the delay line, or held back until their transfer is accepted."""
+
+from transport.link import DelayLine, LinkShape
+from transport.outgoing import Outgoing, QueuedAbort, QueuedFrame
+
+
+class Outbox:
+    def __init__(self, shape: LinkShape, seed: int) -> None:
+        self._line: DelayLine[QueuedFrame] = DelayLine(shape, seed)
+        self._num_held = 0
+
+    @property
+    def num_frames(self) -> int:
+        """May be read from any thread."""
+        return len(self._line) + self._num_held
+
+    @property
+    def has_sendable(self) -> bool:
+        """Something waits for the link rather than for an ACCEPT."""
+        return len(self._line) > 0
+
+    @property
+    def shape(self) -> LinkShape:
+        return self._line.shape
+
+    def set_link(self, shape: LinkShape) -> None:
+        self._line.shape = shape
+
+    def put(self, item: QueuedFrame, now: float) -> None:
+        self._line.put(item, now)
+
+    def hold(self, outgoing: Outgoing, item: QueuedFrame) -> None:
+        outgoing.held.append(item)
+        self._num_held += 1
+
+    def release(self, outgoing: Outgoing, now: float) -> None:
+        """The transfer is accepted: what was held enters the link now."""
+        for item in self._take_held(outgoing):
+            self._line.put(item, now)
+
+    def pop(self, now: float) -> QueuedFrame | None:
+        return self._line.pop(now)
+
+    def next_at(self) -> float | None:
+        return self._line.next_at()
+
+    def drop(self, outgoing: Outgoing) -> None:
+        """Forgets all frames of a transfer, and with them its views."""
+        self._take_held(outgoing)
+        self._line.discard(lambda item: not isinstance(item, QueuedAbort) and item.outgoing is outgoing)
+
+    def drop_aborts(self) -> None:
+        """The connection on which the peer was to be told is gone."""
+        self._line.discard(lambda item: isinstance(item, QueuedAbort))
+
+    def _take_held(self, outgoing: Outgoing) -> list[QueuedFrame]:
+        held, outgoing.held = outgoing.held, []
+        self._num_held -= len(held)
+        return held
