@@ -1,0 +1,142 @@
+"""How one attempt of a request is set up: which workers, why, and the messages that start it. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cluster.control import StartDecode, StartLocal, StartPrefill
+from cluster.routed_request import RoutedRequest
+from cluster.router_messages import Send
+from cluster.selection import Pick, WorkerView, blocks_needed, pick_colocated, pick_decode, pick_prefill
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLimits:
+    """The part of a profile that decides."""
+
+    max_queue: int
+    queue_timeout_s: float
+    max_attempts: int
+    fallback: bool
+    handoff: str  # always | auto | never
+    kv_path: str  # v1 | v2
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlan:
+    """``prefill_worker`` "" = the decode worker prefills, ``prefill_reason`` then says why; it is a fallback only
+    when ``fallback_reason`` is set. ``impossible`` says why the request must fail instead."""
+
+    mode: str
+    decode: Pick
+    prefill_worker: str = ""
+    prefill_reason: str = ""
+    fallback_reason: str = ""
+    impossible: str = ""
+
+
+def plan_attempt(
+    request: RoutedRequest,
+    workers: Mapping[str, WorkerView],
+    limits: RouterLimits,
+    mode: str,
+    worth_transferring: Callable[[int], bool],
+) -> AttemptPlan | None:
+    """The next attempt of a queued request; None when no decode worker has room yet.
+
+    ``mode`` is the cluster's; a request that was dispatched before keeps its own. ``worth_transferring`` answers
+    for a prompt length in tokens.
+    """
+    mode = request.mode or mode
+    decode = _pick_decode(request, workers, mode)
+    if decode is None:
+        return None
+    if request.pinned_decode is not None:
+        return AttemptPlan(mode, decode, request.pinned_prefill or "", "probe")
+    if mode == "colocated":
+        return AttemptPlan(mode, decode, prefill_reason="colocated", fallback_reason=request.local_reason)
+    if request.local_reason:
+        return AttemptPlan(
+            mode, decode, prefill_reason=request.local_reason, fallback_reason=request.local_reason
+        )
+    if request.output_token_ids:
+        return AttemptPlan(mode, decode, prefill_reason="continues after a migration")
+    if limits.handoff == "never":
+        return AttemptPlan(mode, decode, prefill_reason="handoff is never")
+    if limits.handoff == "auto" and not worth_transferring(request.num_prompt_tokens):
+        return AttemptPlan(mode, decode, prefill_reason="recomputing is faster than transferring")
+    prefill = pick_prefill(workers.values(), exclude=(decode.worker_id,))
+    if prefill is not None:
+        return AttemptPlan(mode, decode, prefill.worker_id, prefill.reason)
+    if not limits.fallback:
+        return AttemptPlan(mode, decode, impossible="no prefill worker is ready; fallback is off")
+    return AttemptPlan(mode, decode, prefill_reason="no_prefill_worker", fallback_reason="no_prefill_worker")
+
+
+def _pick_decode(request: RoutedRequest, workers: Mapping[str, WorkerView], mode: str) -> Pick | None:
+    num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
+    if request.pinned_decode is not None:
+        pinned = workers.get(request.pinned_decode)
+        return Pick(pinned.worker_id, "probe") if pinned is not None and pinned.connected else None
+    preferred = workers.get(request.preferred_decode)
+    if (
+        preferred is not None
+        and preferred.connected
+        and preferred.can_take(blocks_needed(num_prompt, max_tokens, preferred.address))
+    ):
+        return Pick(preferred.worker_id, "stays on the decode worker it was meant for")
+    views = workers.values()
+    if mode == "colocated":
+        return pick_colocated(views, num_prompt, max_tokens)
+    return pick_decode(views, num_prompt, max_tokens, request.excluded_decode) or pick_decode(
+        views, num_prompt, max_tokens
+    )
+
+
+def promise(request: RoutedRequest, workers: Mapping[str, WorkerView]) -> None:
+    """Count what the attempt will take from its workers."""
+    decode = workers[request.decode_worker]
+    decode.assigned_blocks[request.request_id] = blocks_needed(
+        request.num_prompt_tokens, request.sampling.max_tokens, decode.address
+    )
+    prefiller = workers[request.prefill_worker or request.decode_worker]
+    prefiller.queued_prompt_tokens[request.request_id] = request.num_prompt_tokens
+
+
+def withdraw(request: RoutedRequest, workers: Mapping[str, WorkerView]) -> None:
+    """Take every promise of a request back."""
+    for view in workers.values():
+        view.queued_prompt_tokens.pop(request.request_id, None)
+        view.assigned_blocks.pop(request.request_id, None)
+
+
+def start_messages(request: RoutedRequest, workers: Mapping[str, WorkerView], kv_path: str) -> list[Send]:
+    """What the chosen workers must be told; decode first, so that it usually knows the request at its OPEN."""
+    if not request.prefill_worker:
+        local = StartLocal(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            output_token_ids=tuple(request.output_token_ids),
+        )
+        return [Send(request.decode_worker, local)]
+    address = workers[request.decode_worker].address
+    decode = StartDecode(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=request.sampling,
+        prefill_worker=request.prefill_worker,
+    )
+    prefill = StartPrefill(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=request.sampling,
+        decode_worker=request.decode_worker,
+        decode_kv_host=address.kv_host,
+        decode_kv_port=address.kv_port,
+        codec=request.codec,
+        path=kv_path,
+    )
+    return [Send(request.decode_worker, decode), Send(request.prefill_worker, prefill)]

@@ -1,0 +1,154 @@
+"""One streamed completion as a client sees it: sent, timed chunk by chunk, and every failure given a kind.
+
+Knows the router's public HTTP interface only, nothing of the cluster behind it.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
+
+from cluster.workload import PlannedRequest
+
+LABEL_HEADER: Final = "x-pdconsole-label"
+"""Tells the run log who sent a request: ``steady`` or ``burst``."""
+
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=300.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """One request by this client's clock. ``failure`` "" means that a whole stream came, else it is the kind:
+    connect, timeout, http_<status>, error_event, bad_chunk, broken_stream."""
+
+    label: str
+    ttft_s: float = 0.0  # sent -> first chunk with a choice
+    itl_s: tuple[float, ...] = ()  # gaps between chunks with a choice
+    e2el_s: float = 0.0  # sent -> last chunk with a choice
+    failure: str = ""
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """The part of a chunk that is measured."""
+
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+_chunk_decoder: Final = msgspec.json.Decoder(_Chunk)
+
+
+class ServerUnreachable(Exception):
+    """No router answers at a URL; the message says how it failed."""
+
+
+class LoadClient:
+    """Sends completions to the router at ``url``. Belongs to one event loop; ``close`` it there."""
+
+    def __init__(self, url: str, model_id: str) -> None:
+        self._completions_url = url.rstrip("/") + "/v1/completions"
+        self._model_id = model_id
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, request: PlannedRequest, label: str) -> RequestResult:
+        """Send one request and read its stream to the end. Never raises for what the server or the network does."""
+        try:
+            return await self._stream(request, label)
+        except TimeoutError:
+            failure = "timeout"
+        except aiohttp.ClientConnectorError:
+            failure = "connect"
+        except aiohttp.ClientError:
+            failure = "broken_stream"
+        except (msgspec.DecodeError, HttpProcessingError):  # the latter for a line without end
+            failure = "bad_chunk"
+        return RequestResult(label, failure=failure)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _stream(self, request: PlannedRequest, label: str) -> RequestResult:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=_TIMEOUT, connector=aiohttp.TCPConnector(limit=0))
+        sent_at = time.monotonic()
+        chunk_at: list[float] = []
+        finished = False
+        async with self._session.post(
+            self._completions_url,
+            data=_request_body(request, self._model_id),
+            headers={"content-type": "application/json", LABEL_HEADER: label},
+        ) as response:
+            if response.status != 200:
+                return RequestResult(label, failure=f"http_{response.status}")
+            async for chunk in _chunks(response):
+                if chunk.error is not None:
+                    return RequestResult(label, failure="error_event")
+                if chunk.choices:
+                    chunk_at.append(time.monotonic())
+                    finished = finished or chunk.choices[0].finish_reason is not None
+        if not finished:  # the stream ended, the completion did not
+            return RequestResult(label, failure="broken_stream")
+        gaps = tuple(later - earlier for earlier, later in itertools.pairwise(chunk_at))
+        return RequestResult(label, ttft_s=chunk_at[0] - sent_at, itl_s=gaps, e2el_s=chunk_at[-1] - sent_at)
+
+
+async def served_model(url: str) -> str:
+    """The id of the model that the router at ``url`` serves. Raises ServerUnreachable."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session,
+            session.get(url.rstrip("/") + "/v1/models") as response,
+        ):
+            response.raise_for_status()
+            return msgspec.json.decode(await response.read(), type=_ModelList).data[0].id
+    except aiohttp.ClientConnectorError as error:
+        why = os.strerror(error.os_error.errno) if error.os_error.errno else str(error.os_error)
+        raise ServerUnreachable(f"no router answers at {url}: {why}") from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise ServerUnreachable(f"no router answers at {url}: {str(error) or 'timeout'}") from error
+    except (msgspec.DecodeError, IndexError, ValueError) as error:
+        raise ServerUnreachable(f"{url}/v1/models is not a list of models: {error}") from error
+
+
+def _request_body(request: PlannedRequest, model_id: str) -> bytes:
+    return msgspec.json.encode(
+        {
+            "model": model_id,
+            "prompt": request.prompt_token_ids,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "ignore_eos": request.ignore_eos,
+            "stream": True,
+        }
+    )
+
+
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[_Chunk]:
+    """The chunks of a server-sent event stream up to ``[DONE]``; comments and other fields are passed over."""
+    async for line in response.content:
+        if line.startswith(b"data:"):
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            yield _chunk_decoder.decode(data)

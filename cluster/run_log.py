@@ -1,0 +1,110 @@
+"""The run's directory and its append-only event log: ``events.jsonl``, one event a line, readable after a crash.
+
+A log is written by one process (the supervisor) and read by any number. A reader that meets half a line at the end
+waits for the rest; a reader of a finished log that ends in half a line (the writer was killed) drops it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from cluster.events import SCHEMA, Event, decode_event, encode_event
+
+EVENTS_FILE: Final = "events.jsonl"
+
+
+class RunLogError(Exception):
+    """A log holds a line that is not an event; the message is one line naming the file and the line."""
+
+
+class RunLog:
+    """Appends events, giving each its index. ``flush`` is the caller's (the supervisor does it every 50 ms).
+
+    A log that exists is continued: half a line at its end, left by a killed writer, is cut off first.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / EVENTS_FILE
+        self._file = open(self.path, "a+b", opener=_open_private)  # noqa: SIM115 (open for the run's life)
+        self._next_index = _cut_half_line(self._file)
+
+    def append(self, event: Event) -> Event:
+        """Write one event; returns it with its index."""
+        numbered = msgspec.structs.replace(event, index=self._next_index)
+        self._next_index += 1
+        self._file.write(encode_event(numbered) + b"\n")
+        return numbered
+
+    def flush(self) -> None:
+        """Hand what was appended to the kernel, where it outlives this process."""
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class LogTail:
+    """Reads a log as it grows. Not a thread: call ``read_new`` when it suits. Raises RunLogError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._line = 0
+        self._rest = b""
+
+    def read_new(self, max_bytes: int = 4 * 2**20) -> list[Event]:
+        """Whole events appended since the last call, at most about ``max_bytes`` of them; [] when none."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                chunk = file.read(max_bytes)
+        except FileNotFoundError:
+            return []
+        self._offset += len(chunk)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        first = self._line + 1
+        self._line += len(lines)
+        return [_decode(line, self._path, number) for number, line in enumerate(lines, first)]
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Every whole event of a log, in order; a last line cut off by a crash is dropped. Raises RunLogError."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                yield _decode(line, path, number)
+
+
+def write_events(path: Path, events: Iterable[Event]) -> None:
+    """A log from events that already have their index (tests, tools)."""
+    with path.open("wb") as file:
+        for event in events:
+            file.write(encode_event(event) + b"\n")
+
+
+def _decode(line: bytes, path: Path, number: int) -> Event:
+    try:
+        return decode_event(line)
+    except msgspec.DecodeError as error:
+        raise RunLogError(f"{path}, line {number}: not an event of schema {SCHEMA}: {error}") from error
+
+
+def _cut_half_line(file: BinaryIO) -> int:
+    """Leave only whole lines, ready to append; returns how many there are."""
+    file.seek(0)
+    num_lines = 0
+    end = 0
+    for line in file:
+        if line.endswith(b"\n"):
+            num_lines += 1
+            end += len(line)
+    file.truncate(end)
+    file.seek(end)
+    return num_lines
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,108 @@
+"""Which worker takes a request, and why in one printable phrase. Pure: values in, a choice out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cluster.control import WorkerAddress
+
+
+@dataclass(slots=True)
+class WorkerView:
+    """What the router knows of one ready worker: its address and what the router itself put there.
+
+    The router is the workers' only client, so its own count is exact and, unlike a reported one, never stale.
+    """
+
+    address: WorkerAddress
+    connected: bool = False
+    queued_prompt_tokens: dict[str, int] = field(
+        default_factory=dict
+    )  # request id -> prompt tokens to prefill
+    assigned_blocks: dict[str, int] = field(
+        default_factory=dict
+    )  # request id -> blocks it may need to decode
+
+    @property
+    def worker_id(self) -> str:
+        return self.address.worker_id
+
+    @property
+    def num_queued_prompt_tokens(self) -> int:
+        return sum(self.queued_prompt_tokens.values())
+
+    @property
+    def num_assigned(self) -> int:
+        return len(self.assigned_blocks)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks not promised to anybody: total less the promises."""
+        return self.address.total_blocks - sum(self.assigned_blocks.values())
+
+    def is_prefill(self) -> bool:
+        return self.address.role in ("prefill", "both")
+
+    def is_decode(self) -> bool:
+        return self.address.role in ("decode", "both")
+
+    def can_take(self, num_blocks: int) -> bool:
+        return num_blocks <= self.free_blocks and self.num_assigned < self.address.max_num_seqs
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    worker_id: str
+    reason: str
+
+
+def blocks_needed(num_prompt_tokens: int, max_tokens: int, address: WorkerAddress) -> int:
+    """Blocks a request may need to its end on that worker."""
+    num_tokens = min(num_prompt_tokens + max_tokens, address.max_model_len)
+    return -(-num_tokens // address.block_size)
+
+
+def pick_prefill(workers: Iterable[WorkerView], exclude: Sequence[str] = ()) -> Pick | None:
+    """The connected prefill worker with the fewest queued prompt tokens; None when there is none."""
+    candidates = [w for w in workers if w.connected and w.is_prefill() and w.worker_id not in exclude]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda w: (w.num_queued_prompt_tokens, w.worker_id))
+    if len(candidates) == 1:
+        return Pick(best.worker_id, f"only prefill worker ({best.num_queued_prompt_tokens} tokens queued)")
+    return Pick(best.worker_id, f"least queued prompt tokens ({best.num_queued_prompt_tokens})")
+
+
+def pick_decode(
+    workers: Iterable[WorkerView], num_prompt_tokens: int, max_tokens: int, exclude: Sequence[str] = ()
+) -> Pick | None:
+    """The connected decode worker with most free blocks, then fewest sequences; None when none can take it."""
+    candidates = [
+        w
+        for w in workers
+        if w.connected
+        and w.is_decode()
+        and w.worker_id not in exclude
+        and w.can_take(blocks_needed(num_prompt_tokens, max_tokens, w.address))
+    ]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda w: (-w.free_blocks, w.num_assigned, w.worker_id))
+    if len(candidates) == 1:
+        return Pick(best.worker_id, f"only decode worker with room ({best.free_blocks} blocks free)")
+    return Pick(best.worker_id, f"most free blocks ({best.free_blocks})")
+
+
+def pick_colocated(workers: Iterable[WorkerView], num_prompt_tokens: int, max_tokens: int) -> Pick | None:
+    """Any connected worker with room: fewest queued prompt tokens, then fewest sequences."""
+    candidates = [
+        w
+        for w in workers
+        if w.connected and w.can_take(blocks_needed(num_prompt_tokens, max_tokens, w.address))
+    ]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda w: (w.num_queued_prompt_tokens, w.num_assigned, w.worker_id))
+    return Pick(
+        best.worker_id,
+        f"colocated: least queued prompt tokens ({best.num_queued_prompt_tokens}), {best.num_assigned} sequences",
+    )

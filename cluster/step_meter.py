@@ -1,0 +1,32 @@
+"""Counts what an engine's steps did since it started. Written by the engine's thread, read by any."""
+
+from typing import Final
+
+from engine.outputs import StepOutput
+
+MIN_PREFILL_TOKENS: Final = 64
+"""Steps with fewer prompt tokens say little about the prefill rate: fixed costs dominate them."""
+
+SMOOTHING: Final = 0.2
+
+
+class StepMeter:
+    """``prefill_tokens_per_s`` is a moving average over steps that computed prompts and nothing else."""
+
+    def __init__(self) -> None:
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.busy_s = 0.0
+        self.last_step_s = 0.0
+        self.prefill_tokens_per_s = 0.0
+
+    def add(self, output: StepOutput) -> None:
+        self.prefill_tokens += output.num_prefill_tokens
+        self.decode_tokens += output.num_batched_tokens - output.num_prefill_tokens
+        self.busy_s += output.duration_s
+        self.last_step_s = output.duration_s
+        is_prefill_only = output.num_prefill_tokens == output.num_batched_tokens >= MIN_PREFILL_TOKENS
+        if is_prefill_only and output.duration_s > 0:
+            rate = output.num_prefill_tokens / output.duration_s
+            before = self.prefill_tokens_per_s or rate
+            self.prefill_tokens_per_s = before + SMOOTHING * (rate - before)

@@ -1,0 +1,95 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from cluster.events import NoteAdded, encode_event
+from cluster.run_log import EVENTS_FILE, LogTail, RunLog, RunLogError, read_events, write_events
+from tests.cluster.histories import handed_off, run_started
+
+
+def note(text: str, index: int = -1) -> NoteAdded:
+    return NoteAdded(at=1.0, text=text, index=index)
+
+
+def test_appended_events_get_their_index_and_come_back_in_order(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    returned = [log.append(event) for event in (*run_started(), *handed_off())]
+    log.close()
+    assert [event.index for event in returned] == list(range(len(returned)))
+    assert list(read_events(tmp_path / EVENTS_FILE)) == returned
+
+
+def test_log_is_its_owners_alone(tmp_path: Path) -> None:
+    RunLog(tmp_path).close()
+    assert stat.S_IMODE((tmp_path / EVENTS_FILE).stat().st_mode) == 0o600
+
+
+def test_flushed_events_can_be_read_while_the_writer_lives(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.append(note("a"))
+    log.flush()
+    assert [event.index for event in read_events(log.path)] == [0]
+    log.close()
+
+
+@pytest.mark.parametrize("kept", range(1, len(encode_event(note("b", 1)))))
+def test_last_line_cut_off_by_a_crash_is_dropped(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / EVENTS_FILE
+    path.write_bytes(encode_event(note("a", 0)) + b"\n" + encode_event(note("b", 1))[:kept])
+    assert list(read_events(path)) == [note("a", 0)]
+
+
+def test_continued_log_cuts_the_half_line_and_goes_on_counting(tmp_path: Path) -> None:
+    path = tmp_path / EVENTS_FILE
+    write_events(path, [note("a", 0), note("b", 1)])
+    with path.open("ab") as file:
+        file.write(encode_event(note("lost", 2))[:10])
+    log = RunLog(tmp_path)
+    assert log.append(note("c")).index == 2
+    log.close()
+    assert list(read_events(path)) == [note("a", 0), note("b", 1), note("c", 2)]
+
+
+def test_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / EVENTS_FILE
+    path.write_bytes(encode_event(note("a", 0)) + b"\nnonsense\n")
+    with pytest.raises(RunLogError, match=r"events\.jsonl, line 2: not an event of schema 1"):
+        list(read_events(path))
+
+
+def test_tail_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / EVENTS_FILE
+    tail = LogTail(path)
+    assert tail.read_new() == []  # no file yet
+    line = encode_event(note("a", 0)) + b"\n"
+    found = []
+    for byte in line * 2:
+        with path.open("ab") as file:
+            file.write(bytes([byte]))
+        found.append(len(tail.read_new()))
+    assert sum(found) == 2
+    assert found[len(line) - 1] == found[-1] == 1
+    assert tail.read_new() == []
+
+
+def test_tail_in_small_bites_reads_what_one_reading_reads(tmp_path: Path) -> None:
+    path = tmp_path / EVENTS_FILE
+    events = [*run_started(), *handed_off()]
+    write_events(path, events)
+    tail = LogTail(path)
+    found = []
+    for _ in range(path.stat().st_size // 100 + 1):
+        found += tail.read_new(max_bytes=100)
+    assert found == events
+
+
+def test_tail_names_a_damaged_line(tmp_path: Path) -> None:
+    path = tmp_path / EVENTS_FILE
+    write_events(path, [note("a", 0), note("b", 1)])
+    tail = LogTail(path)
+    assert len(tail.read_new()) == 2
+    with path.open("ab") as file:
+        file.write(b"{}\n")
+    with pytest.raises(RunLogError, match="line 3"):
+        tail.read_new()
