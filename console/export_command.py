@@ -1,0 +1,43 @@
+"""Write a run in another tool's format. RUN is a run's name, the beginning of it, its directory, or latest."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from cluster.export import FORMATS, PLANNED_FORMATS, ExportError, export_run, write_export
+from cluster.run_dir import RunDirError, find_run
+from cluster.run_log import RunLogError
+from console.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", metavar="RUN", help="a run's name, the beginning of it, its directory, or latest"
+    )
+    parser.add_argument(
+        "--format",
+        default="jsonl",
+        metavar="FORMAT",
+        help=f"{', '.join(FORMATS)} (default: jsonl); later: {', '.join(PLANNED_FORMATS)}",
+    )
+    parser.add_argument(
+        "-o", "--output", default="-", metavar="FILE", help="a file, or - for stdout (default)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    return export(args.run, args.format, args.output)
+
+
+def export(run_name: str, fmt: str, output: str) -> int:
+    """Exit code 0. Raises UserError for an unknown run or format, a damaged log, a place that cannot be written."""
+    try:
+        content = export_run(find_run(run_name).path, fmt)
+        if output == "-":
+            sys.stdout.buffer.write(content)
+            sys.stdout.flush()
+        else:
+            write_export(Path(output), content)
+    except (RunDirError, RunLogError, ExportError) as error:
+        raise UserError(str(error)) from error
+    return 0

@@ -1,0 +1,249 @@
+"""Which events become lines of the event feed, and how they read. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.events import (
+    BurstInjected,
+    CodecChanged,
+    Event,
+    FaultInjected,
+    FellBack,
+    HeartbeatMissed,
+    LinkConfigured,
+    LinkProbed,
+    LoadStarted,
+    LoadStopped,
+    ModeChanged,
+    NoteAdded,
+    PrefillProgressed,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestMigrated,
+    RequestRejected,
+    RequestRetried,
+    RouterStats,
+    RunReady,
+    RunStarted,
+    RunStopped,
+    RunStopping,
+    TokensDelivered,
+    TransferCompleted,
+    TransferFailed,
+    TransferStarted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerReady,
+    WorkerRestarting,
+    WorkerStarting,
+    WorkerStats,
+)
+from cluster.units import format_bits_per_s, format_bytes
+from console.text_format import format_ms, format_rate_pair, short_id, short_worker
+from console.worker_view import exit_words
+
+NOTABLE: Final = "notable"
+FAULTS: Final = "faults"
+TRANSFERS: Final = "transfers"
+DRILLS: Final = "drills"
+REQUESTS: Final = "requests"
+FILTERS: Final = (NOTABLE, FAULTS, TRANSFERS, DRILLS, REQUESTS)
+"""The feed's tabs. ``notable`` shows everything except the lines that every request makes."""
+
+CLUSTER: Final = "cluster"
+"""Category of lines that only ``notable`` shows: processes starting, links probed."""
+
+BIG_TRANSFER_BYTES: Final = 16 * 2**20
+"""A transfer from this size on is notable by itself."""
+
+SILENT: Final = (TokensDelivered, WorkerStats, RouterStats, PrefillProgressed)
+"""The frequent events, none of which has a line or a mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``level``: info | good | warn | bad. ``routine`` lines show only under their own category."""
+
+    category: str
+    text: str
+    level: str = "info"
+    routine: bool = False
+
+
+def feed_line(event: Event) -> Line | None:
+    """The event's line, or None where it has none (stats, single steps of a request)."""
+    for write in (_process_line, _transfer_line, _request_line, _operator_line):
+        line = write(event)
+        if line is not None:
+            return line
+    return None
+
+
+def _process_line(event: Event) -> Line | None:
+    match event:
+        case RunStarted():
+            return Line(CLUSTER, f"run {event.run} started: {event.profile}, {event.model}, {event.mode}")
+        case RunReady():
+            return Line(CLUSTER, f"cluster READY after {event.after_s:.1f} s at {event.url}", "good")
+        case RunStopping():
+            return Line(CLUSTER, f"stopping: {event.reason}")
+        case RunStopped():
+            return Line(
+                CLUSTER, f"stopped; {event.orphans} processes left", "bad" if event.orphans else "info"
+            )
+        case WorkerStarting():
+            return Line(CLUSTER, f"{event.worker_id} starting, pid {event.pid}{_restart(event.restarts)}")
+        case WorkerReady():
+            return Line(CLUSTER, f"{event.worker_id} READY after {event.after_s:.1f} s", "good")
+        case WorkerExited():
+            level = "info" if event.cause == "stop" else "bad"
+            return Line(FAULTS, f"{event.worker_id} EXITED {exit_words(event)} ({event.cause})", level)
+        case WorkerRestarting():
+            return Line(
+                FAULTS,
+                f"{event.worker_id} restarts in {event.backoff_s:.1f} s{_restart(event.restarts)}",
+                "warn",
+            )
+        case WorkerFailed():
+            return Line(FAULTS, f"{event.worker_id} FAILED, not restarted: {event.reason}", "bad")
+        case HeartbeatMissed():
+            return Line(FAULTS, f"{event.worker_id} SILENT for {event.silent_s:.1f} s", "warn")
+        case LinkConfigured():
+            asked = format_bits_per_s(event.asked_bits_per_s)
+            limit = f"; {event.limit}" if event.limit else ""
+            return Line(CLUSTER, f"link {event.backend}: {asked}, {event.asked_delay_ms:g} ms one way{limit}")
+        case LinkProbed():
+            pair = f"{short_worker(event.from_worker)}>{short_worker(event.to_worker)}"
+            rate = format_rate_pair(event.achieved_bits_per_s, 0.0)
+            return Line(CLUSTER, f"link {pair} probed: {rate}, round trip {event.rtt_ms:.2f} ms")
+        case _:
+            return None
+
+
+def _transfer_line(event: Event) -> Line | None:
+    match event:
+        case TransferStarted():
+            path = f"{short_worker(event.from_worker)}>{short_worker(event.to_worker)}"
+            what = f"{event.codec} {format_bytes(event.raw_bytes)} ({event.tokens:,} tokens)"
+            text = f"{short_id(event.request_id)} transfer {path} started: {what}"
+            return Line(TRANSFERS, text, routine=event.raw_bytes < BIG_TRANSFER_BYTES)
+        case TransferCompleted():
+            rate = event.wire_bytes / event.busy_s / 1e6 if event.busy_s > 0 else 0.0
+            text = (
+                f"{short_id(event.request_id)} transferred {format_bytes(event.wire_bytes)} {event.codec} in "
+                f"{format_ms(event.duration_s * 1000)}, exposed {format_ms(event.exposed_s * 1000)}, {rate:,.0f} MB/s"
+            )
+            return Line(TRANSFERS, text, "good", routine=event.raw_bytes < BIG_TRANSFER_BYTES)
+        case TransferFailed():
+            why = f"{event.reason}{_detail(event.detail)}"
+            text = f"{short_id(event.request_id)} transfer FAILED at {event.worker_id}: {why}"
+            return Line(TRANSFERS, text, "bad")
+        case _:
+            return None
+
+
+def _request_line(event: Event) -> Line | None:
+    match event:
+        case RequestArrived():
+            asked = f"{event.prompt_tokens:,} tokens in, {event.max_tokens} out ({event.label})"
+            return Line(REQUESTS, f"{short_id(event.request_id)} arrived: {asked}", routine=True)
+        case RequestFinished():
+            took = format_ms(event.e2el_ms)
+            return Line(
+                REQUESTS,
+                f"{short_id(event.request_id)} finished: {event.output_tokens} tokens in {took}",
+                routine=True,
+            )
+        case FellBack():
+            why = f"{event.reason}{_detail(event.detail)}"
+            text = f"{short_id(event.request_id)} FALLBACK local prefill on {event.worker_id}: {why}"
+            return Line(FAULTS, text, "warn")
+        case RequestRetried():
+            why = f"{event.reason}{_detail(event.detail)}"
+            return Line(FAULTS, f"{short_id(event.request_id)} RETRY attempt {event.attempt}: {why}", "warn")
+        case RequestMigrated():
+            tokens = f"{event.delivered_tokens} tokens"
+            return Line(
+                FAULTS,
+                f"{short_id(event.request_id)} MIGRATED from {event.from_worker} after {tokens}",
+                "warn",
+            )
+        case RequestFailed():
+            return Line(
+                FAULTS, f"{short_id(event.request_id)} FAILED ({event.status}): {event.reason}", "bad"
+            )
+        case RequestRejected():
+            return Line(
+                REQUESTS,
+                f"{short_id(event.request_id) or 'a request'} rejected {event.status}: {event.reason}",
+                "warn",
+            )
+        case RequestCancelled():
+            return Line(REQUESTS, f"{short_id(event.request_id)} client left in {event.phase}", "warn")
+        case _:
+            return None
+
+
+def _operator_line(event: Event) -> Line | None:
+    match event:
+        case ModeChanged():
+            return Line(DRILLS, f"mode is now {event.mode}{_cause(event.cause)}")
+        case CodecChanged():
+            return Line(DRILLS, f"codec is now {event.codec}{_cause(event.cause)}")
+        case LoadStarted():
+            detail = f": {event.detail}" if event.detail else ""
+            return Line(DRILLS, f"load {event.name} started{detail}{_cause(event.cause)}")
+        case LoadStopped():
+            return Line(DRILLS, f"load {event.name} stopped{_cause(event.cause)}")
+        case BurstInjected():
+            text = f"burst: {event.prompts} prompts of {event.prompt_tokens:,} tokens{_cause(event.cause)}"
+            return Line(DRILLS, text, "warn")
+        case FaultInjected():
+            return Line(
+                DRILLS, f"{event.fault} {event.target}{_detail(event.detail)}{_cause(event.cause)}", "warn"
+            )
+        case NoteAdded():
+            return Line(DRILLS, f"note: {event.text}")
+        case _:
+            return None
+
+
+def _cause(cause: str) -> str:
+    return f" ({cause})" if cause else ""
+
+
+def _detail(detail: str) -> str:
+    return f": {detail}" if detail else ""
+
+
+def _restart(restarts: int) -> str:
+    return f" (restart {restarts})" if restarts else ""
+
+
+def mark_letter(event: Event) -> str:
+    """Letter drawn on the charts where something was done or went wrong, "" for all other events."""
+    match event:
+        case BurstInjected():
+            return "b"
+        case FaultInjected() | WorkerFailed():
+            return "K"
+        case WorkerExited():
+            return "" if event.cause in ("stop", "operator") else "K"
+        case FellBack():
+            return "f"
+        case RequestMigrated():
+            return "g"
+        case ModeChanged():
+            return "m"
+        case CodecChanged():
+            return "i"
+        case LoadStarted() | LoadStopped():
+            return "s"
+        case LinkConfigured():
+            return "l"
+        case NoteAdded():
+            return "a"
+        case _:
+            return ""

@@ -1,0 +1,162 @@
+"""Does moving a prompt's KV beat computing it again? A table for prompt lengths and links, and one sentence.
+
+Links are profiles (1gbe, 10gbe, ...) or rates (40gbit). The prefill rate is --prefill-tps, or the one that the
+youngest run of this model measured on this machine.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.planner import PlanLink, PlanRow, kv_bytes_per_token, plan_table, plan_verdict
+from cluster.profile import builtin_profiles, load_profile
+from cluster.run_dir import list_runs
+from cluster.units import format_bits_per_s, format_bytes, parse_bits_per_s
+from console.errors import UserError
+from console.run_page import number
+from console.summary_text import read_summary
+from engine.dtypes import resolve_dtype
+from engine.model_ids import ModelError, resolve_model
+
+DEFAULT_TOKENS: Final = "100,1000,8000"
+DEFAULT_LINKS: Final = "1gbe,10gbe,100gbe"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRate:
+    """Prompt tokens one worker computes per second, and where the figure comes from."""
+
+    tokens_per_s: float
+    origin: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny", metavar="ID|DIR", help="default: tiny")
+    parser.add_argument(
+        "--tokens",
+        default=DEFAULT_TOKENS,
+        metavar="N,...",
+        help=f"prompt lengths (default: {DEFAULT_TOKENS})",
+    )
+    parser.add_argument(
+        "--link",
+        default=DEFAULT_LINKS,
+        metavar="NAME,...",
+        help=f"profiles or rates (default: {DEFAULT_LINKS})",
+    )
+    parser.add_argument(
+        "--prefill-tps", type=float, metavar="N", help="prompt tokens per second of one prefill worker"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        metavar="DTYPE",
+        help="auto (what this machine computes in), float32 or bfloat16",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    return plan(args.model, args.tokens, args.link, args.prefill_tps, args.dtype, as_json=args.json)
+
+
+def plan(model: str, tokens: str, links: str, prefill_tps: float | None, dtype: str, *, as_json: bool) -> int:
+    """Print the table. Exit code 0 whatever the verdict. Raises UserError and ProfileError for what cannot be read."""
+    try:
+        source = resolve_model(model)
+        dtype = resolve_dtype(dtype)
+    except (ModelError, ValueError) as error:
+        raise UserError(str(error)) from error
+    lengths = _parse_tokens(tokens)
+    chosen_links = [_parse_link(name) for name in links.split(",")]
+    rate = _prefill_rate(source.model_id, dtype, prefill_tps)
+    bytes_per_token = kv_bytes_per_token(source.config, dtype)
+    rows = plan_table(bytes_per_token, lengths, chosen_links, rate.tokens_per_s if rate else None)
+    if as_json:
+        document = {
+            "model": source.model_id,
+            "dtype": dtype,
+            "kv_bytes_per_token": bytes_per_token,
+            "prefill_tokens_per_s": rate.tokens_per_s if rate else None,
+            "prefill_rate_from": rate.origin if rate else None,
+            "b_star_bytes_per_s": rate.tokens_per_s * bytes_per_token if rate else None,
+            "max_model_len": source.config.max_model_len,
+            "rows": [dataclasses.asdict(row) for row in rows],
+            "verdict": plan_verdict(rows),
+        }
+        print(json.dumps(document, indent=2))
+        return 0
+    print(f"model {source.model_id}, {dtype}: {bytes_per_token:,} bytes of KV per token")
+    if rate:
+        b_star = format_bits_per_s(rate.tokens_per_s * bytes_per_token * 8)
+        print(
+            f"prefill {rate.tokens_per_s:,.0f} tokens/s ({rate.origin}); B* = {b_star}: a slower link loses"
+        )
+    else:
+        print(
+            "no prefill rate: no run of this model was measured here; give --prefill-tps N, or run\n"
+            f"  pdconsole up --model {model} --headless --duration 20 --load steady"
+        )
+    print()
+    print(_table(rows))
+    if max(lengths) > source.config.max_model_len:
+        print(f"(this model's context ends at {source.config.max_model_len:,} tokens)")
+    print()
+    print(plan_verdict(rows))
+    return 0
+
+
+def _parse_tokens(text: str) -> list[int]:
+    lengths = []
+    for part in text.split(","):
+        if not part.strip().isdecimal() or int(part) < 1:
+            raise UserError(
+                f"--tokens has {part.strip()!r}; allowed are whole numbers from 1 on, e.g. {DEFAULT_TOKENS}"
+            )
+        lengths.append(int(part))
+    return lengths
+
+
+def _parse_link(text: str) -> PlanLink:
+    name = text.strip()
+    if name in builtin_profiles():
+        profile = load_profile(name)
+        link = PlanLink(name, profile.link_bits_per_s, profile.link.delay_ms)
+    else:
+        try:
+            link = PlanLink(name, parse_bits_per_s(name))
+        except ValueError as error:
+            allowed = f"{', '.join(builtin_profiles())}, or a rate such as 40gbit"
+            raise UserError(f"--link has {name!r}; allowed: {allowed}") from error
+    if link.bits_per_s <= 0:
+        raise UserError(
+            f"--link {name}: an unlimited link has no speed to plan with; allowed is one with a rate"
+        )
+    return link
+
+
+def _prefill_rate(model: str, dtype: str, given: float | None) -> PrefillRate | None:
+    if given is not None:
+        if not (math.isfinite(given) and given > 0):
+            raise UserError(f"--prefill-tps is {given:g}; allowed is a number above 0")
+        return PrefillRate(given, "given")
+    for record in reversed(list_runs()):
+        summary = read_summary(record.path) or {}
+        measured = summary.get("prefill_tokens_per_s")
+        if measured and summary.get("model") == model and summary.get("dtype") == dtype:
+            return PrefillRate(float(measured), f"measured in run {record.run}")
+    return None
+
+
+def _table(rows: list[PlanRow]) -> str:
+    lines = [f"{'LINK':10}{'TOKENS':>8}{'KV':>12}{'MOVE ms':>11}{'COMPUTE ms':>12}{'RHO':>9}  VERDICT"]
+    for row in rows:
+        rho = "-" if row.rho is None else f"{row.rho:.3g}"
+        lines.append(
+            f"{row.link:10}{row.tokens:>8}{format_bytes(row.kv_bytes):>12}{number(row.transfer_ms):>11}"
+            f"{number(row.recompute_ms):>12}{rho:>9}  {row.verdict}"
+        )
+    return "\n".join(lines)

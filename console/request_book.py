@@ -1,0 +1,208 @@
+"""All requests of a run: the live ones, the last that ended, and totals. A fold over request events."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from cluster.events import (
+    DecodeAdmitted,
+    FellBack,
+    FirstToken,
+    PrefillFinished,
+    PrefillProgressed,
+    PrefillStarted,
+    RequestArrived,
+    RequestCancelled,
+    RequestDispatched,
+    RequestFailed,
+    RequestFinished,
+    RequestMigrated,
+    RequestRejected,
+    RequestRetried,
+    TokensDelivered,
+    TransferCompleted,
+    TransferFailed,
+    TransferStarted,
+)
+from console.request_view import CANCELLED, DONE, FAILED, REJECTED, RequestView
+from console.series import BucketSeries
+
+KEPT_DONE: Final = 500
+KEPT_GONE: Final = 5000
+"""Ids remembered after their request was dropped, so that a late event does not bring it back."""
+ORPHAN_S: Final = 30.0
+"""A request of which only worker events came is forgotten after this long without its arrival."""
+
+RequestEvent = (
+    RequestArrived | RequestDispatched | PrefillStarted | PrefillProgressed | PrefillFinished
+    | TransferStarted | TransferCompleted | TransferFailed | DecodeAdmitted | FirstToken | TokensDelivered
+    | FellBack | RequestRetried | RequestMigrated | RequestFinished | RequestFailed | RequestRejected
+    | RequestCancelled
+)  # fmt: skip
+
+
+class RequestBook:
+    """``live`` holds every request without an end; ``done`` at most KEPT_DONE, oldest first."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, RequestView] = {}
+        self.done: dict[str, RequestView] = {}
+        self._gone: dict[str, None] = {}
+        self.finished = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.rejected: dict[int, int] = {}
+        self.retries = 0
+        self.migrations = 0
+        self.fallbacks: dict[str, int] = {}
+        self.transfers = 0
+        self.raw_bytes = 0
+        self.wire_bytes = 0
+        self.itl_ms = BucketSeries()
+        self.ttft_ms = BucketSeries()
+        self.kv_bytes = BucketSeries()
+
+    def __iter__(self) -> Iterator[RequestView]:
+        """Live ones (that have arrived), then ended ones, each oldest first."""
+        yield from (request for request in self.live.values() if request.seen)
+        yield from self.done.values()
+
+    def get(self, request_id: str) -> RequestView | None:
+        return self.live.get(request_id) or self.done.get(request_id)
+
+    @property
+    def num_running(self) -> int:
+        """Requests an engine works on: prefill, transfer or decode."""
+        return sum(1 for request in self.live.values() if request.seen and request.phase != "queued")
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(1 for request in self.live.values() if request.seen and request.phase == "queued")
+
+    def fold(self, event: RequestEvent) -> None:
+        """Take one event in, in whatever order the processes' events were merged."""
+        if isinstance(event, RequestRejected):
+            self.rejected[event.status] = self.rejected.get(event.status, 0) + 1
+            if event.request_id in self.live:
+                self._end(self.live[event.request_id], event.at, REJECTED, f"{event.status} {event.reason}")
+            return
+        request = self._find(event.request_id, event.at)
+        if request is None:
+            return
+        match event:
+            case RequestArrived():
+                request.seen = True
+                request.arrived_at = event.at
+                request.prompt_tokens, request.max_tokens = event.prompt_tokens, event.max_tokens
+                request.label, request.client_id = event.label, event.client_id
+                request.tell(event.at, f"arrived: {event.prompt_tokens:,} prompt tokens ({event.label})")
+            case RequestDispatched():
+                attempt = request.attempt(event.attempt)
+                attempt.at, attempt.mode, attempt.codec = event.at, event.mode, event.codec
+                attempt.decode_worker, attempt.decode_reason = event.decode_worker, event.decode_reason
+                attempt.prefill_worker, attempt.prefill_reason = event.prefill_worker, event.prefill_reason
+                request.tell(event.at, f"attempt {event.attempt} sent to {attempt.path}")
+            case PrefillStarted():
+                attempt = request.attempt(event.attempt)
+                attempt.prefill_started_at = event.at
+                request.tell(event.at, f"prefill started on {event.worker_id}")
+            case PrefillProgressed():
+                attempt = request.attempt(event.attempt)
+                attempt.computed_tokens = max(attempt.computed_tokens, event.computed_tokens)
+            case PrefillFinished():
+                attempt = request.attempt(event.attempt)
+                attempt.prefill_finished_at, attempt.compute_s = event.at, event.compute_s
+                attempt.computed_tokens, attempt.cached_tokens = event.prompt_tokens, event.cached_tokens
+                cached = f", {event.cached_tokens:,} from the prefix cache" if event.cached_tokens else ""
+                request.tell(event.at, f"prefill finished: {event.prompt_tokens:,} tokens{cached}")
+            case TransferStarted():
+                attempt = request.attempt(event.attempt)
+                attempt.transfer_started_at, attempt.transfer_raw_bytes = event.at, event.raw_bytes
+                request.tell(
+                    event.at, f"transfer started {event.from_worker} > {event.to_worker} {event.codec}"
+                )
+            case TransferCompleted():
+                request.attempt(event.attempt).transfer = event
+                self._count_transfer(event)
+                request.tell(event.at, "transfer acknowledged")
+            case TransferFailed():
+                request.attempt(event.attempt).failure = event.reason
+                request.tell(event.at, f"transfer failed: {event.reason} {event.detail}".rstrip())
+            case DecodeAdmitted():
+                request.attempt(event.attempt).admitted_at = event.at
+                request.tell(event.at, f"admitted to decode on {event.worker_id}")
+            case FirstToken():
+                request.first_token, request.first_token_at = event, event.at
+                self.ttft_ms.add(event.at, event.ttft_ms)
+                request.tell(event.at, "first token sent to the client")
+            case TokensDelivered():
+                for at, gap_ms in request.add_tokens(event.first_position, event.token_at):
+                    self.itl_ms.add(at, gap_ms)
+            case FellBack():
+                request.fallback = event.reason
+                self.fallbacks[event.reason] = self.fallbacks.get(event.reason, 0) + 1
+                request.tell(
+                    event.at, f"FALLBACK on {event.worker_id}: {event.reason} {event.detail}".rstrip()
+                )
+            case RequestRetried():
+                request.retries += 1
+                self.retries += 1
+                request.tell(
+                    event.at, f"RETRY as attempt {event.attempt}: {event.reason} {event.detail}".rstrip()
+                )
+            case RequestMigrated():
+                request.migrations += 1
+                self.migrations += 1
+                request.tell(
+                    event.at, f"MIGRATED from {event.from_worker} after {event.delivered_tokens} tokens"
+                )
+            case RequestFinished():
+                request.out_tokens = max(request.out_tokens, event.output_tokens)
+                request.e2el_ms, request.tpot_ms = event.e2el_ms, event.tpot_ms
+                self._end(request, event.at, DONE, event.finish_reason)
+            case RequestFailed():
+                self._end(request, event.at, FAILED, event.reason)
+            case RequestCancelled():
+                self._end(request, event.at, CANCELLED, f"in {event.phase}")
+
+    def router_lost(self, at: float) -> None:
+        """The router exited: the streams of all live requests broke and nobody will report their end."""
+        for request in list(self.live.values()):
+            if request.seen:
+                self._end(request, at, FAILED, "the router exited")
+
+    def forget_orphans(self, now: float) -> None:
+        """Drop live entries whose arrival never came (their events overtook nothing: the router died)."""
+        for request in [r for r in self.live.values() if not r.seen and now - r.first_seen_at > ORPHAN_S]:
+            del self.live[request.request_id]
+
+    def _find(self, request_id: str, at: float) -> RequestView | None:
+        found = self.get(request_id)
+        if found is None and request_id not in self._gone:
+            found = self.live[request_id] = RequestView(request_id, at)
+        return found
+
+    def _count_transfer(self, event: TransferCompleted) -> None:
+        self.transfers += 1
+        self.raw_bytes += event.raw_bytes
+        self.wire_bytes += event.wire_bytes
+        self.kv_bytes.spread(event.at - event.duration_s, event.at, float(event.wire_bytes))
+
+    def _end(self, request: RequestView, at: float, end: str, detail: str) -> None:
+        if request.end:
+            return
+        request.close(at, end, detail)
+        request.tell(at, f"{end}: {detail}" if detail else end)
+        if end == DONE:
+            self.finished += 1
+        elif end == FAILED:
+            self.failed += 1
+        elif end == CANCELLED:
+            self.cancelled += 1
+        del self.live[request.request_id]
+        self.done[request.request_id] = request
+        if len(self.done) > KEPT_DONE:
+            oldest = next(iter(self.done))
+            del self.done[oldest]
+            self._gone[oldest] = None
+            if len(self._gone) > KEPT_GONE:
+                del self._gone[next(iter(self._gone))]

@@ -1,0 +1,232 @@
+"""Everything the console shows, as a fold of the run's events. No widget, no file and no clock in here.
+
+Live and finished runs use the same fold; what is "now" is said by the caller (:meth:`ViewState.now`).
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.events import (
+    BurstInjected,
+    CodecChanged,
+    DecodeAdmitted,
+    Event,
+    FaultInjected,
+    FellBack,
+    FirstToken,
+    HeartbeatMissed,
+    LinkConfigured,
+    LinkProbed,
+    LoadStarted,
+    LoadStopped,
+    ModeChanged,
+    ModelDescribed,
+    NoteAdded,
+    PrefillFinished,
+    PrefillProgressed,
+    PrefillStarted,
+    RequestArrived,
+    RequestCancelled,
+    RequestDispatched,
+    RequestFailed,
+    RequestFinished,
+    RequestMigrated,
+    RequestRejected,
+    RequestRetried,
+    RouterStats,
+    RunReady,
+    RunStarted,
+    RunStopped,
+    RunStopping,
+    TokensDelivered,
+    TransferCompleted,
+    TransferFailed,
+    TransferStarted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerReady,
+    WorkerRestarting,
+    WorkerStarting,
+    WorkerStats,
+)
+from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, mark_letter
+from console.request_book import RequestBook
+from console.series import Mark
+from console.worker_view import ROUTER, Topology
+
+KEPT_LINES: Final = 500
+KEPT_MARKS: Final = 200
+KEPT_PICKS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEntry:
+    """A line of the feed; ``number`` counts all lines of the run."""
+
+    number: int
+    at: float
+    line: Line
+
+
+class FeedLog:
+    """Newest KEPT_LINES of each kind, so that a flood of requests never pushes a fault out."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, bool], deque[FeedEntry]] = {}
+        self.count = 0
+
+    def add(self, at: float, line: Line) -> FeedEntry:
+        entry = FeedEntry(self.count, at, line)
+        self.count += 1
+        self._kinds.setdefault((line.category, line.routine), deque(maxlen=KEPT_LINES)).append(entry)
+        return entry
+
+    def newest(self, wanted: str, limit: int = KEPT_LINES) -> list[FeedEntry]:
+        """At most ``limit`` entries of one tab (feed_text.FILTERS), newest first."""
+        kinds = [
+            reversed(entries)
+            for (category, routine), entries in self._kinds.items()
+            if (not routine if wanted == NOTABLE else category == wanted)
+        ]
+        merged = heapq.merge(*kinds, key=lambda entry: entry.number, reverse=True)
+        return [entry for entry, _ in zip(merged, range(limit), strict=False)]
+
+
+class ViewState:
+    """Feed it every event of one run, in the log's order."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        self.profile = ""
+        self.model = ""
+        self.mode = ""
+        self.codec = ""
+        self.started_at: float | None = None
+        self.ready_after_s: float | None = None
+        self.url = ""
+        self.stopping = ""
+        self.stopped = False
+        self.described: ModelDescribed | None = None
+        self.loads: dict[str, str] = {}
+        self.topology = Topology()
+        self.requests = RequestBook()
+        self.feed = FeedLog()
+        self.marks: deque[Mark] = deque(maxlen=KEPT_MARKS)
+        self.picks: deque[RequestDispatched] = deque(maxlen=KEPT_PICKS)
+        self.last_at = 0.0
+        self.num_events = 0
+
+    def now(self, clock: float) -> float:
+        """The moment to draw: the clock while the run lives, its last event once it has stopped."""
+        return self.last_at if self.stopped else max(clock, self.last_at)
+
+    def since_start(self, at: float) -> float:
+        """Seconds since RunStarted."""
+        return at - self.started_at if self.started_at is not None else 0.0
+
+    @property
+    def b_star_bytes_per_s(self) -> float | None:
+        """KV bytes per token x prefill tokens per second; None until both were measured."""
+        tokens_per_s = self.topology.prefill_tokens_per_s()
+        if self.described is None or tokens_per_s <= 0:
+            return None
+        return self.described.kv_bytes_per_token * tokens_per_s
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """Achieved, else asked; None for an unlimited link that was not probed."""
+        asked = self.topology.asked.asked_bits_per_s if self.topology.asked is not None else 0.0
+        bits_per_s = self.topology.achieved_bits_per_s() or asked
+        return bits_per_s / 8 if bits_per_s > 0 else None
+
+    @property
+    def rho(self) -> float | None:
+        """Link bandwidth / B*: above 1, moving KV is faster than computing it again."""
+        b_star, link = self.b_star_bytes_per_s, self.link_bytes_per_s
+        return link / b_star if b_star is not None and link is not None else None
+
+    def add_failure(self, at: float, text: str) -> None:
+        """A line that is no event: something the console itself was refused."""
+        self.feed.add(at, Line(FAULTS, text, "bad"))
+
+    def fold(self, event: Event) -> None:
+        """Take one event in."""
+        self.num_events += 1
+        self.last_at = max(self.last_at, event.at)
+        match event:
+            case TransferStarted() | TransferCompleted() | TransferFailed():
+                self.requests.fold(event)
+                self.topology.fold(event)
+            case (
+                TokensDelivered() | RequestArrived() | PrefillStarted() | PrefillProgressed() | PrefillFinished()
+                | DecodeAdmitted() | FirstToken() | FellBack() | RequestRetried() | RequestMigrated()
+                | RequestFinished() | RequestFailed() | RequestRejected() | RequestCancelled()
+            ):  # fmt: skip
+                self.requests.fold(event)
+            case RequestDispatched():
+                self.requests.fold(event)
+                self.picks.append(event)
+            case WorkerExited():
+                self.topology.fold(event)
+                if event.role == ROUTER:
+                    self.requests.router_lost(event.at)
+            case (
+                WorkerStarting() | WorkerReady() | WorkerRestarting() | WorkerFailed() | HeartbeatMissed()
+                | WorkerStats() | LinkConfigured() | LinkProbed()
+            ):  # fmt: skip
+                self.topology.fold(event)
+            case RouterStats():
+                self.topology.fold(event)
+                self.requests.forget_orphans(event.at)
+            case _:
+                self._fold_run(event)
+        if isinstance(event, SILENT):
+            return
+        line = feed_line(event)
+        if line is not None:
+            self.feed.add(event.at, line)
+        letter = mark_letter(event)
+        if not letter and isinstance(event, WorkerReady) and self.topology.workers[event.worker_id].restarts:
+            letter = "R"
+        if letter and self.ready_after_s is not None:
+            self.marks.append(Mark(event.at, letter, line.text if line is not None else ""))
+
+    def _fold_run(
+        self,
+        event: RunStarted
+        | RunReady
+        | RunStopping
+        | RunStopped
+        | ModelDescribed
+        | ModeChanged
+        | CodecChanged
+        | LoadStarted
+        | LoadStopped
+        | BurstInjected
+        | FaultInjected
+        | NoteAdded,
+    ) -> None:
+        match event:
+            case RunStarted():
+                self.run, self.profile, self.model = event.run, event.profile, event.model
+                self.mode, self.codec, self.started_at = event.mode, event.codec, event.at
+            case RunReady():
+                self.ready_after_s, self.url = event.after_s, event.url
+            case RunStopping():
+                self.stopping = event.reason
+            case RunStopped():
+                self.stopped = True
+            case ModelDescribed():
+                self.described = event
+            case ModeChanged():
+                self.mode = event.mode
+            case CodecChanged():
+                self.codec = event.codec
+            case LoadStarted():
+                self.loads[event.name] = event.detail
+            case LoadStopped():
+                self.loads.pop(event.name, None)
+            case BurstInjected() | FaultInjected() | NoteAdded():
+                pass  # a line and a mark, no state

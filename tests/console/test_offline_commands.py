@@ -1,0 +1,229 @@
+"""runs, plan, export and doctor: commands that need no cluster."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.doctor import MISSING, OK, Check, DoctorReport
+from cluster.events import NoteAdded, WorkerExited
+from cluster.run_dir import RunLock
+from cluster.run_log import EVENTS_FILE, write_events
+from cluster.summary import write_summary
+from console.cli import main
+from console.doctor_command import show_report
+from tests.cluster.histories import handed_off, run_started, run_stopped
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PDCONSOLE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def make_run(home: Path, name: str, *, stopped: bool = True) -> Path:
+    run_dir = home / "runs" / name
+    (run_dir / "logs").mkdir(parents=True)
+    crash = WorkerExited(at=9.0, worker_id="decode-0", role="decode", pid=12, signal=9, cause="crash")
+    note = NoteAdded(at=9.5, text="evil \x1b[2J note")
+    events = [*run_started(), crash, note, *handed_off("a"), *handed_off("b", label="burst")]
+    if stopped:
+        events += run_stopped(22.0)
+    write_events(run_dir / EVENTS_FILE, events)
+    if stopped:
+        write_summary(run_dir)
+    return run_dir
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_no_runs_is_no_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "list"]) == 0
+    assert "no runs yet" in capsys.readouterr().out
+    assert main(["runs", "list", "--json"]) == 0
+    assert document(capsys) == {"runs": []}
+
+
+def test_runs_are_listed_with_what_became_of_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(home, "2026-a")
+    make_run(home, "2026-b", stopped=False)
+    (make_run(home, "2026-c", stopped=False) / EVENTS_FILE).write_text("nonsense\n")
+    lock = RunLock.acquire(home / "runs" / "2026-b")
+    try:
+        assert main(["runs", "list", "--json"]) == 0
+        runs = {run["run"]: run for run in document(capsys)["runs"]}
+        assert main(["runs", "list"]) == 0
+        table = capsys.readouterr().out.splitlines()
+    finally:
+        lock.release()
+    assert runs["2026-a"] | {"path": ""} == {
+        "run": "2026-a", "started_wall_at": 1.7e9, "profile": "10gbe", "model": "tiny", "mode": "disagg",
+        "duration_s": 20.0, "finished": 2, "failed": 0, "alive": False, "problem": "", "path": "",
+    }  # fmt: skip
+    assert (runs["2026-b"]["alive"], runs["2026-b"]["finished"]) == (True, 2)
+    assert "line 1" in runs["2026-c"]["problem"]
+    assert [line.split()[-1] for line in table[1:]] == ["ended", "up", "log"]
+
+
+def test_run_is_shown_on_a_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(home, "2026-a")
+    assert main(["runs", "show", "latest"]) == 0
+    page = capsys.readouterr().out
+    for words in (
+        "2 finished",
+        "TTFT",
+        "ITL burst",
+        "transfer after prefill's end",
+        "rho ",
+        "decode-0 EXITED",
+    ):
+        assert words in page, words
+    assert "raw bytes equal to tokens x 512 bytes" in page
+    assert "\x1b" not in page
+    assert max(map(len, page.splitlines())) <= 130
+
+
+def test_parts_on_the_page_sum_to_ttft(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(home, "2026-a")
+    main(["runs", "show", "2026"])
+    assert "100.0  together; measured 100.0" in capsys.readouterr().out
+
+
+def test_run_shown_as_json_is_its_summary(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_run(home, "2026-a")
+    assert main(["runs", "show", "2026-a", "--json"]) == 0
+    assert document(capsys) == json.loads((run_dir / "summary.json").read_text()) | {"alive": False}
+
+
+def test_run_that_crashed_is_summarized_from_its_log(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_run(home, "2026-a", stopped=False)
+    with (run_dir / EVENTS_FILE).open("ab") as log:
+        log.write(b'{"type":"note_ad')
+    assert main(["runs", "show", "latest"]) == 0
+    assert "without a stop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["runs", "show", "nope"], ["export", "nope"], ["runs"], ["export", "latest", "--format", "parquet"]],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    home: Path, capsys: pytest.CaptureFixture[str], line: list[str]
+) -> None:
+    make_run(home, "2026-a")
+    assert main(line) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_export_to_stdout_and_to_a_file_are_the_same(
+    home: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run_dir = make_run(home, "2026-a")
+    target = home / "out.csv"
+    assert main(["export", "latest", "--format", "csv", "-o", str(target)]) == 0
+    assert capsysbinary.readouterr().out == b""
+    assert main(["export", "latest", "--format", "csv"]) == 0
+    out = capsysbinary.readouterr().out
+    assert out == target.read_bytes()
+    assert [row["request_id"] for row in csv.DictReader(io.StringIO(out.decode()))] == ["a", "b"]
+    assert main(["export", str(run_dir), "--format", "jsonl", "-o", "-"]) == 0
+    assert capsysbinary.readouterr().out == (run_dir / EVENTS_FILE).read_bytes()
+
+
+PLAN = ["plan", "--model", "synthetic:smollm2-135m", "--dtype", "bfloat16"]
+
+
+def test_plan_with_a_given_rate(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main([*PLAN, "--tokens", "100,8000", "--link", "1gbe,40gbit", "--prefill-tps", "900", "--json"]) == 0
+    )
+    plan = document(capsys)
+    assert plan["kv_bytes_per_token"] == 23_040
+    assert plan["b_star_bytes_per_s"] == 23_040 * 900
+    assert [(row["link"], row["tokens"]) for row in plan["rows"]] == [
+        ("1gbe", 100), ("1gbe", 8000), ("40gbit", 100), ("40gbit", 8000),
+    ]  # fmt: skip
+    assert plan["rows"][0]["rho"] == pytest.approx(125e6 / (23_040 * 900))
+    assert plan["verdict"].startswith("yes")
+
+
+def test_plan_says_no_when_it_does_not_pay(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--prefill-tps", "1e6", "--link", "1gbe,10gbe"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("no: ")
+
+
+def test_plan_without_a_rate_says_what_is_missing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(PLAN) == 0
+    out = capsys.readouterr().out
+    assert "give --prefill-tps N" in out
+    assert "no verdict" in out
+    assert "100gbe" in out
+
+
+def test_plan_takes_the_rate_of_the_youngest_run_of_the_model_and_dtype(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, model, dtype, rate in (
+        ("2026-1", "synthetic:smollm2-135m", "bfloat16", 700.0),
+        ("2026-2", "synthetic:smollm2-135m", "bfloat16", 800.0),
+        ("2026-3", "synthetic:smollm2-135m", "float32", 300.0),
+        ("2026-4", "tiny", "bfloat16", 9000.0),
+        ("2026-5", "synthetic:smollm2-135m", "bfloat16", None),
+    ):
+        (home / "runs" / name / "logs").mkdir(parents=True)
+        summary = {"model": model, "dtype": dtype, "prefill_tokens_per_s": rate}
+        (home / "runs" / name / "summary.json").write_text(json.dumps(summary))
+    assert main([*PLAN, "--json"]) == 0
+    plan = document(capsys)
+    assert (plan["prefill_tokens_per_s"], plan["prefill_rate_from"]) == (800.0, "measured in run 2026-2")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tokens", "100,many"], "--tokens has 'many'"),
+        (["--tokens", "0"], "--tokens has '0'"),
+        (["--link", "1gbe,2gbe"], "--link has '2gbe'; allowed: 100gbe"),
+        (["--link", "loopback"], "unlimited link"),
+        (["--prefill-tps", "-3"], "--prefill-tps is -3"),
+        (["--prefill-tps", "nan"], "--prefill-tps is nan"),
+        (["--dtype", "int4"], "dtype is 'int4'"),
+        (["--model", "gpt-9"], "gpt-9"),
+    ],
+)
+def test_plan_refuses_what_it_cannot_read(
+    home: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert main([*PLAN, *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+
+
+def test_doctor_exit_code_says_whether_a_cluster_can_run(capsys: pytest.CaptureFixture[str]) -> None:
+    fine = DoctorReport((Check("cores", OK, "2"),))
+    broken = DoctorReport((Check("torch", MISSING, "cannot be imported", "no module \x1b"),))
+    assert show_report(fine, as_json=False) == 0
+    assert "a cluster can run here" in capsys.readouterr().out
+    assert show_report(broken, as_json=False) == 3
+    text = capsys.readouterr().out
+    assert "missing: torch" in text
+    assert "\x1b" not in text
+    assert show_report(broken, as_json=True) == 3
+    assert document(capsys)["missing"] == ["torch"]
+
+
+def test_offline_commands_leave_torch_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    had_torch = "torch" in sys.modules
+    make_run(home, "2026-a")
+    for line in (["runs", "list"], ["runs", "show", "latest"], [*PLAN]):
+        assert main(line) == 0
+    assert ("torch" in sys.modules) is had_torch

@@ -1,0 +1,303 @@
+from typing import get_args
+
+import msgspec
+import pytest
+
+from cluster.events import (
+    CodecChanged,
+    Event,
+    FirstToken,
+    LoadStarted,
+    LoadStopped,
+    ModeChanged,
+    NoteAdded,
+    PrefillFinished,
+    PrefillStarted,
+    RequestArrived,
+    RequestCancelled,
+    RequestDispatched,
+    RequestFailed,
+    RequestFinished,
+    RequestMigrated,
+    RequestRejected,
+    RequestRetried,
+    RunStopped,
+    TokensDelivered,
+    WorkerExited,
+    WorkerReady,
+    WorkerStarting,
+    WorkerStats,
+)
+from console.feed_text import FAULTS, NOTABLE, REQUESTS, TRANSFERS, feed_line
+from console.request_book import KEPT_DONE
+from console.request_view import TTFT_PARTS
+from console.view_state import KEPT_LINES, ViewState
+from tests.console.history import (
+    KV_BYTES_PER_TOKEN,
+    LINK_BITS_PER_S,
+    PREFILL_TOKENS_PER_S,
+    kill_and_restart,
+    killed_request,
+    numbered,
+    request,
+    start,
+    stats,
+    story,
+)
+
+
+def fold(*events: Event) -> ViewState:
+    state = ViewState()
+    for event in events:
+        state.fold(event)
+    return state
+
+
+def texts(state: ViewState, wanted: str) -> list[str]:
+    return [entry.line.text for entry in state.feed.newest(wanted)]
+
+
+def test_a_request_goes_through_its_phases() -> None:
+    state = fold(*start())
+    seen = []
+    for event in numbered(request("r1", 1010.0, prompt_tokens=8000, output_tokens=16)):
+        state.fold(event)
+        found = state.requests.get("r1")
+        assert found is not None
+        if not seen or seen[-1] != found.phase:
+            seen.append(found.phase)
+    assert seen == ["queued", "prefill", "transfer", "decode", "done"]
+    found = state.requests.get("r1")
+    assert found is not None
+    assert (found.out_tokens, found.path, found.codec, found.outcome) == (16, "P0>D0", "raw", "ok")
+    assert found.transfer is not None
+    assert found.transfer.raw_bytes == 8000 * KV_BYTES_PER_TOKEN
+    assert state.requests.finished == 1
+    assert not state.requests.live
+
+
+def test_ttft_parts_are_kept_and_sum_to_the_whole() -> None:
+    state = fold(*start(), *numbered(request("r1", 1010.0)))
+    found = state.requests.get("r1")
+    assert found is not None
+    first = found.first_token
+    assert first is not None
+    parts = sum(msgspec.structs.asdict(first)[name] for _, name in TTFT_PARTS)
+    assert parts + first.residual_ms == pytest.approx(first.ttft_ms, abs=1.0)
+
+
+def test_worker_events_may_overtake_the_routers() -> None:
+    state = fold(*start(), PrefillStarted(at=1010.01, request_id="r1", attempt=1, worker_id="prefill-0"))
+    assert list(state.requests) == []  # not shown before its arrival is known
+    state.fold(RequestArrived(at=1010.0, request_id="r1", prompt_tokens=10, max_tokens=4))
+    found = state.requests.get("r1")
+    assert found is not None
+    assert found.phase == "prefill"
+    assert found.wait_ms == pytest.approx(10.0)
+    assert [r.request_id for r in state.requests] == ["r1"]
+
+
+def test_late_worker_events_do_not_bring_a_dropped_request_back() -> None:
+    state = fold(*start())
+    for index in range(KEPT_DONE + 1):
+        at = 1010.0 + index
+        state.fold(RequestArrived(at=at, request_id=f"r{index}", prompt_tokens=1, max_tokens=1))
+        state.fold(
+            RequestFinished(
+                at=at + 0.5, request_id=f"r{index}", finish_reason="stop", output_tokens=1, e2el_ms=1
+            )
+        )
+    assert state.requests.get("r0") is None
+    state.fold(
+        PrefillFinished(at=2000.0, request_id="r0", attempt=1, worker_id="p", prompt_tokens=1, compute_s=0.1)
+    )
+    assert state.requests.get("r0") is None
+    assert len(state.requests.done) == KEPT_DONE
+    assert state.requests.finished == KEPT_DONE + 1
+
+
+def test_itl_counts_every_gap_across_batches() -> None:
+    state = fold(
+        *start(),
+        RequestArrived(at=1010.0, request_id="r1", prompt_tokens=1, max_tokens=4),
+        TokensDelivered(at=1010.2, request_id="r1", first_position=0, token_at=(1010.1, 1010.11)),
+        TokensDelivered(at=1010.4, request_id="r1", first_position=2, token_at=(1010.14, 1010.2)),
+    )
+    found = state.requests.get("r1")
+    assert found is not None
+    assert found.gaps_ms == pytest.approx([10.0, 30.0, 60.0])
+    assert found.itl_ms()[0] == pytest.approx(30.0)
+    state.fold(
+        RequestFinished(at=1010.5, request_id="r1", finish_reason="stop", output_tokens=4, e2el_ms=500)
+    )
+    assert found.gaps_ms == []
+    assert found.itl_ms()[0] == pytest.approx(30.0)
+    assert state.requests.itl_ms.percentiles(1010.5, 10.0, 0.5) == (pytest.approx(30.0),)
+
+
+def test_kill_fallback_and_restart() -> None:
+    at = 1090.0
+    state = fold(*start(), *numbered(killed_request("r9", at - 0.8, at) + kill_and_restart(at)))
+    found = state.requests.get("r9")
+    assert found is not None
+    assert found.outcome == "FALLBACK"
+    assert found.path == "D0"
+    assert state.requests.fallbacks == {"prefill_died": 1}
+    worker = state.topology.workers["prefill-0"]
+    assert (worker.state, worker.restarts, worker.pid) == ("ready", 1, 4399)
+    assert [mark.letter for mark in state.marks] == ["K", "f", "R"]
+    faults = texts(state, FAULTS)
+    assert any("FALLBACK local prefill on decode-0: prefill_died" in text for text in faults)
+    assert any("prefill-0 EXITED signal 9 (operator)" in text for text in faults)
+
+
+def test_workers_states_and_transfers_of_a_dead_end() -> None:
+    state = fold(*start(), *numbered(request("r1", 1010.0))[:5])
+    link = state.topology.links["prefill-0", "decode-0"]
+    assert list(link.active) == [("r1", 1)]
+    state.fold(WorkerExited(at=1013.0, worker_id="prefill-0", role="prefill", pid=1, signal=9, cause="crash"))
+    assert link.active == {}
+    assert state.topology.workers["prefill-0"].word == ("-", "down")
+    state.fold(WorkerStats(at=1012.9, worker_id="prefill-0", role="prefill", held_blocks=7))
+    assert state.topology.held_blocks() == 0  # a sample that came after the death counts for nothing
+    state.fold(WorkerStarting(at=1013.1, worker_id="prefill-0", role="prefill", pid=2, restarts=1))
+    assert state.topology.workers["prefill-0"].word == ("~", "starting")
+    state.fold(WorkerReady(at=1014.0, worker_id="prefill-0", role="prefill", pid=2, after_s=0.9))
+    assert state.topology.workers["prefill-0"].word == ("*", "ready")
+    assert state.topology.workers["prefill-0"].is_stale(1018.0)
+
+
+def test_b_star_and_rho_come_from_measured_numbers() -> None:
+    state = fold(*start())
+    assert state.rho is None
+    for event in stats(1010.0):
+        state.fold(event)
+    assert state.b_star_bytes_per_s == pytest.approx(KV_BYTES_PER_TOKEN * PREFILL_TOKENS_PER_S)
+    assert state.rho == pytest.approx(LINK_BITS_PER_S / 8 / (KV_BYTES_PER_TOKEN * PREFILL_TOKENS_PER_S))
+    state.fold(WorkerStats(at=1011.0, worker_id="prefill-0", role="prefill"))  # idle: no rate to report
+    assert state.rho is not None
+
+
+def test_stranded_blocks_are_those_nobody_works_for() -> None:
+    state = fold(
+        *start(), WorkerStats(at=1010.0, worker_id="decode-0", role="decode", running=1, held_blocks=5)
+    )
+    assert (state.topology.held_blocks(), state.topology.stranded_blocks()) == (5, 0)
+    state.fold(WorkerStats(at=1011.0, worker_id="decode-0", role="decode", held_blocks=5))
+    assert state.topology.stranded_blocks() == 5
+
+
+def test_totals() -> None:
+    state = fold(
+        *start(),
+        *(RequestArrived(at=1010.0, request_id=f"r{i}", prompt_tokens=1, max_tokens=1) for i in range(4)),
+        RequestRetried(at=1010.1, request_id="r0", attempt=2, reason="prefill_died"),
+        RequestMigrated(at=1010.2, request_id="r0", attempt=3, from_worker="decode-0", delivered_tokens=3),
+        RequestFailed(at=1010.3, request_id="r1", reason="broken"),
+        RequestFailed(at=1010.3, request_id="r1", reason="told twice"),
+        RequestCancelled(at=1010.4, request_id="r2", phase="decode"),
+        RequestRejected(at=1010.5, reason="queue full", status=429),
+    )
+    book = state.requests
+    assert (book.retries, book.migrations, book.failed, book.cancelled) == (1, 1, 1, 1)
+    assert book.rejected == {429: 1}
+    assert book.get("r0") is not None
+    assert [r.outcome for r in book][:1] == ["MIGRATED 1 RETRY 1"]
+    assert book.num_waiting == 2
+
+
+def test_the_routers_death_ends_what_it_served() -> None:
+    state = fold(
+        *start(),
+        RequestArrived(at=1010.0, request_id="r1", prompt_tokens=1, max_tokens=1),
+        WorkerExited(at=1011.0, worker_id="router", role="router", pid=1, signal=9),
+    )
+    assert state.requests.live == {}
+    assert state.requests.failed == 1
+
+
+def test_operator_changes() -> None:
+    state = fold(
+        *start(),
+        ModeChanged(at=1010.0, mode="colocated", cause="operator, key m"),
+        CodecChanged(at=1011.0, codec="int8", cause="operator, key i"),
+        LoadStarted(at=1012.0, name="steady"),
+        NoteAdded(at=1013.0, text="look"),
+    )
+    assert (state.mode, state.codec, list(state.loads)) == ("colocated", "int8", ["steady"])
+    assert [mark.letter for mark in state.marks] == ["m", "i", "s", "a"]
+    state.fold(LoadStopped(at=1014.0, name="steady"))
+    assert state.loads == {}
+
+
+def test_time_stands_still_after_the_run() -> None:
+    state = fold(*start(), RunStopped(at=1200.0))
+    assert state.now(99999.0) == 1200.0
+    assert state.since_start(1200.0) == 200.0
+
+
+def test_kv_rate_is_spread_over_the_transfer() -> None:
+    state = fold(*start(), *numbered(request("r1", 1010.0, prompt_tokens=8000)))
+    total = state.requests.kv_bytes.total(1020.0, 20.0)
+    assert total == pytest.approx(8000 * KV_BYTES_PER_TOKEN)
+
+
+def test_the_feed_keeps_faults_whatever_else_happens() -> None:
+    state = fold(*start(), RequestFailed(at=1010.0, request_id="bad", reason="broken"))
+    for index in range(3 * KEPT_LINES):
+        state.fold(RequestArrived(at=1011.0, request_id=f"r{index}", prompt_tokens=1, max_tokens=1))
+    assert len(texts(state, REQUESTS)) == KEPT_LINES
+    assert any("bad FAILED" in text for text in texts(state, NOTABLE))
+
+
+def test_routine_lines_show_only_under_their_category() -> None:
+    state = fold(*start(), *numbered(request("r1", 1010.0)))
+    assert not any("r1 " in text for text in texts(state, NOTABLE))
+    assert any("transferred" in text for text in texts(state, TRANSFERS))
+    assert any("finished" in text for text in texts(state, REQUESTS))
+
+
+def test_everything_of_a_long_run_is_bounded() -> None:
+    state = fold(*story(seconds=60.0, rate_per_s=20.0))
+    assert len(state.requests.done) <= KEPT_DONE
+    assert state.requests.finished > KEPT_DONE
+    assert state.requests.failed == 0
+
+
+def test_a_whole_story_balances() -> None:
+    events = story(seconds=39.0)
+    state = fold(*events)
+    arrived = sum(isinstance(event, RequestArrived) for event in events)
+    live = sum(1 for r in state.requests if r.live)
+    assert arrived == state.requests.finished + live
+    assert state.num_events == len(events)
+    assert sum(isinstance(event, FirstToken) for event in events) > 50
+
+
+def plainest(kind: type[msgspec.Struct]) -> Event:
+    """An event of that kind with the least in it."""
+    values = {"int": 1, "float": 1000.0, "str": "x", "tuple": ()}
+    fields = [field for field in msgspec.structs.fields(kind) if field.required]
+    given = {field.name: values[getattr(field.type, "__name__", "tuple")] for field in fields}
+    return msgspec.convert({"type": kind.__struct_config__.tag, **given}, Event)
+
+
+@pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
+def test_every_kind_of_event_can_be_folded(kind: type[msgspec.Struct]) -> None:
+    event = plainest(kind)
+    state = fold(event)  # alone, as the first of a log
+    assert state.num_events == 1
+    line = feed_line(event)
+    assert (line is not None) == (state.feed.count == 1)
+    fold(*story(seconds=5.0), event)
+
+
+def test_picks_keep_their_reasons() -> None:
+    state = fold(
+        *start(),
+        RequestDispatched(
+            at=1010.0, request_id="r1", attempt=1, mode="disagg", codec="raw", decode_worker="decode-0",
+            decode_reason="most free blocks (9)", prefill_worker="prefill-0", prefill_reason="least queued (0)",
+        ),
+    )  # fmt: skip
+    assert state.picks[-1].decode_reason == "most free blocks (9)"
