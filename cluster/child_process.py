@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,14 +20,11 @@ from typing import Final
 from cluster.control import AnyMessage, Shutdown
 from cluster.json_stream import JsonStream, StreamError
 from cluster.restart_policy import ExitStatus
+from cluster.spawner import Spawned, Spawner
 
 _GROUP_POLL_S: Final = 0.01
 _GROUP_WAIT_S: Final = 2.0
 _READ_REST_S: Final = 1.0
-
-
-class SpawnError(Exception):
-    """The program cannot be run at all; the message names it and why."""
 
 
 class ChildProcess:
@@ -41,7 +37,7 @@ class ChildProcess:
     def __init__(
         self,
         child_id: str,
-        process: "subprocess.Popen[bytes]",
+        process: Spawned,
         stream: JsonStream,
         log_path: Path,
         on_message: Callable[["ChildProcess", AnyMessage], None],
@@ -69,7 +65,7 @@ class ChildProcess:
     async def spawn(
         cls,
         child_id: str,
-        command: Sequence[str],
+        spawner: Spawner,
         log_path: Path,
         *,
         on_message: Callable[["ChildProcess", AnyMessage], None],
@@ -77,22 +73,18 @@ class ChildProcess:
         first: AnyMessage,
         pass_fds: Sequence[int] = (),
     ) -> "ChildProcess":
-        """Run ``command --fd N`` with its end of the parent link as N, and send it ``first``.
+        """Have a process made with its end of the parent link, and send it ``first``.
 
         Call it in the main thread: the child asks the kernel to die with the thread that spawned it. Raises SpawnError.
         """
         ours, theirs = socket.socketpair()
-        stream = await JsonStream.from_socket(
-            ours
-        )  # nothing is awaited once the process exists: none is lost
+        stream = await JsonStream.from_socket(ours)
         with theirs:
             try:
-                process = _popen(
-                    [*command, "--fd", str(theirs.fileno())], log_path, (theirs.fileno(), *pass_fds)
-                )
-            except OSError as error:
+                process = await spawner.spawn(child_id, log_path, theirs.fileno(), pass_fds)
+            except BaseException:  # a process that exists all the same meets the end of its link
                 await stream.close()
-                raise SpawnError(f"{child_id}: {command[0]} cannot be run: {error.strerror}") from error
+                raise
         child = cls(child_id, process, stream, log_path, on_message, on_exit)
         child.send(first)
         return child
@@ -171,7 +163,7 @@ class ChildProcess:
     async def _clear_group(self) -> ExitStatus:
         """Kill what is left of the group while its id is still ours, then reap and wait until it is empty."""
         self.signal_group(signal.SIGKILL)
-        code = self._process.wait()
+        code = await self._process.reap()
         self.status = ExitStatus(signal=-code) if code < 0 else ExitStatus(exit_code=code)
         deadline = time.monotonic() + _GROUP_WAIT_S
         # The kernel tells nobody that a group has become empty: look.
@@ -210,19 +202,3 @@ def last_lines(path: Path, num_lines: int) -> str:
             return "".join(deque(file, maxlen=num_lines)).rstrip()
     except OSError:
         return ""
-
-
-def _popen(command: Sequence[str], log_path: Path, pass_fds: tuple[int, ...]) -> "subprocess.Popen[bytes]":
-    with open(log_path, "ab", opener=_open_private) as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

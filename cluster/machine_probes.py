@@ -15,7 +15,12 @@ from typing import Any, Final
 
 import psutil
 
-PROCESS_MODULES: Final = ("cluster.supervisor_main", "cluster.router_main", "cluster.worker_main")
+PROCESS_MODULES: Final = (
+    "cluster.supervisor_main",
+    "cluster.nursery_main",
+    "cluster.router_main",
+    "cluster.worker_main",
+)
 
 _TORCH_QUESTION: Final = (
     "import json, torch; print(json.dumps({'version': torch.__version__, 'threads': torch.get_num_threads(), "

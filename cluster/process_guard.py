@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CLONE_NEWNET: Final = 0x40000000
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid
@@ -21,16 +22,19 @@ class ParentGone(Exception):
     """The parent had already died when the child began; the child has to exit."""
 
 
-def die_with_parent(parent_link_fd: int | None = None) -> None:
+def die_with_parent(parent_link_fd: int | None = None, *, parent_pid: int | None = None) -> None:
     """Have the kernel send SIGKILL when the thread that spawned this process ends.
 
     A parent that died before this call would never cause that signal: ``parent_link_fd`` (a socket pair made by the
-    parent) names the parent's pid, and a different ``getppid()`` raises ParentGone. Without it only a parent that
-    is pid 1 counts as gone. Raises OSError when the kernel refuses.
+    parent) or ``parent_pid`` names the parent, and a different ``getppid()`` raises ParentGone. Without either only a
+    parent that is pid 1 counts as gone. Raises OSError when the kernel refuses.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = os.getppid()
-    if parent_link_fd is None:
+    if parent_pid is not None:
+        if parent != parent_pid:
+            raise ParentGone(f"the parent process (pid {parent_pid}) has died")
+    elif parent_link_fd is None:
         if parent == 1:
             raise ParentGone("the parent process has died")
     elif (maker := link_maker_pid(parent_link_fd)) != parent:
@@ -42,6 +46,11 @@ def link_maker_pid(fd: int) -> int:
     with socket.socket(fileno=os.dup(fd)) as sock:
         pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
     return pid
+
+
+def set_process_name(name: str) -> None:
+    """What ``ps -o comm`` and ``top`` show; the kernel keeps 15 bytes."""
+    _check(_libc().prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0), "prctl")
 
 
 def become_subreaper() -> None:

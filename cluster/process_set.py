@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from cluster.child_process import ChildProcess, SpawnError, group_members, last_lines
+from cluster.child_process import ChildProcess, group_members, last_lines
 from cluster.control import AnyMessage, Ping, StartFailed
 from cluster.events import (
     Event,
@@ -25,6 +25,7 @@ from cluster.heartbeat import PING_INTERVAL_S, Heartbeats
 from cluster.process_slot import ProcessSlot
 from cluster.profile import SupervisorSection
 from cluster.restart_policy import ExitStatus, GiveUp, StartLater, StartNow, plan_starts
+from cluster.spawner import SpawnError
 
 LOG_LINES_KEPT = 20
 
@@ -90,6 +91,8 @@ class ProcessSet:
         for action in plan_starts(wanted, now, self._limits):
             slot = self._slots[action.process_id]
             match action:
+                case StartNow() if slot.spawner.is_pending:
+                    continue
                 case StartNow():
                     self._tell_restart(slot, 0.0)
                     await self._spawn(slot)
@@ -139,7 +142,7 @@ class ProcessSet:
         try:
             child = await ChildProcess.spawn(
                 slot.process_id,
-                slot.command,
+                slot.spawner,
                 log_path,
                 first=message,
                 pass_fds=pass_fds,

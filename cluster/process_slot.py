@@ -11,6 +11,7 @@ from cluster.control import AnyMessage, StartFailed, WorkerAddress, WorkerUp
 from cluster.cpu_plan import plan_cpus
 from cluster.profile import Profile
 from cluster.restart_policy import ExitStatus, ObservedExit, ObservedProcess
+from cluster.spawner import Spawner
 
 ROUTER_ID: Final = "router"
 
@@ -21,7 +22,7 @@ class ProcessSlot:
 
     process_id: str
     role: str  # prefill | decode | router
-    command: Sequence[str]
+    spawner: Spawner
     index: int = -1
     cpus: tuple[int, ...] = ()
     child: ChildProcess | None = None
@@ -93,17 +94,17 @@ class ProcessSlot:
 
 
 def plan_slots(
-    profile: Profile, cpus: Sequence[int], worker_command: tuple[str, ...], router_command: tuple[str, ...]
+    profile: Profile, cpus: Sequence[int], worker_spawner: Spawner, router_spawner: Spawner
 ) -> list[ProcessSlot]:
     """The processes a profile asks for: the router, then ``prefill-0`` and on, then ``decode-0`` and on."""
     prefill_ids = [f"prefill-{number}" for number in range(profile.cluster.prefill)]
     decode_ids = [f"decode-{number}" for number in range(profile.cluster.decode)]
     pinned = plan_cpus(prefill_ids, decode_ids, cpus, profile.cluster.pin)
     workers = [
-        ProcessSlot(name, name.partition("-")[0], worker_command, index, pinned[name])
+        ProcessSlot(name, name.partition("-")[0], worker_spawner, index, pinned[name])
         for index, name in enumerate([*prefill_ids, *decode_ids])
     ]
-    return [ProcessSlot(ROUTER_ID, "router", router_command), *workers]
+    return [ProcessSlot(ROUTER_ID, "router", router_spawner), *workers]
 
 
 def pairs_of(workers: Sequence[ProcessSlot]) -> set[tuple[str, str]]:

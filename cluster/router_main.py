@@ -33,6 +33,7 @@ async def run(fd: int) -> int:
     try:
         source = resolve_model(model_id)
         tokenizer = load_tokenizer(source)
+        tokenizer.encode("the first call is slow")
     except ModelError as error:
         parent.send(StartFailed(message=f"router: {error}", exit_code=EXIT_WRONG_USE))
         await parent.drain()

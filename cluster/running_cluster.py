@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -40,12 +39,11 @@ from cluster.operator_commands import CommandRefused, OperatorCommands
 from cluster.process_set import ProcessSet
 from cluster.process_slot import ROUTER_ID, ProcessSlot, pairs_of, plan_slots
 from cluster.run_dir import LOG_DIR
+from cluster.spawner import Spawner
 from cluster.start_refused import StartRefused
 from cluster.worker_agreement import describe_model, disagreement
 
 TICK_S: Final = 0.05
-WORKER_COMMAND: Final = (sys.executable, "-m", "cluster.worker_main")
-ROUTER_COMMAND: Final = (sys.executable, "-m", "cluster.router_main")
 _LOAD_CLOSE_S: Final = 2.0
 
 
@@ -62,8 +60,8 @@ class RunningCluster:
         *,
         emit: Callable[[Event], None],
         request_stop: Callable[[str], None],
-        worker_command: tuple[str, ...] = WORKER_COMMAND,
-        router_command: tuple[str, ...] = ROUTER_COMMAND,
+        worker_spawner: Spawner,
+        router_spawner: Spawner,
     ) -> None:
         self._spec = spec
         self._token = token
@@ -73,7 +71,7 @@ class RunningCluster:
         self._emit = emit
         self._request_stop = request_stop
         self.processes = ProcessSet(
-            plan_slots(spec.profile, available_cpus(), worker_command, router_command),
+            plan_slots(spec.profile, available_cpus(), worker_spawner, router_spawner),
             spec.profile.supervisor,
             Path(spec.run_dir, LOG_DIR),
             first_message=self._first_message,

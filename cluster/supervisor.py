@@ -40,7 +40,8 @@ from cluster.run_dir import (
     write_token,
 )
 from cluster.run_log import RunLog
-from cluster.running_cluster import ROUTER_COMMAND, WORKER_COMMAND, RunningCluster
+from cluster.running_cluster import RunningCluster
+from cluster.spawner import Spawner
 from cluster.start_refused import StartRefused
 
 FLUSH_S: Final = 0.05
@@ -61,16 +62,16 @@ class Supervisor:
         write_summary: Callable[[Path], object],
         *,
         owns_process: bool = False,
-        worker_command: tuple[str, ...] = WORKER_COMMAND,
-        router_command: tuple[str, ...] = ROUTER_COMMAND,
+        worker_spawner: Spawner,
+        router_spawner: Spawner,
     ) -> None:
         self._spec = spec
         self._run_dir = Path(spec.run_dir)
         self._tell = tell
         self._write_summary = write_summary
         self._owns_process = owns_process
-        self._worker_command = worker_command
-        self._router_command = router_command
+        self._worker_spawner = worker_spawner
+        self._router_spawner = router_spawner
         self._began_at = time.monotonic()
         self._stop_reason = ""
         self._stop_asked = asyncio.Event()
@@ -172,8 +173,8 @@ class Supervisor:
             url,
             emit=self.emit,
             request_stop=self.request_stop,
-            worker_command=self._worker_command,
-            router_command=self._router_command,
+            worker_spawner=self._worker_spawner,
+            router_spawner=self._router_spawner,
         )
         if await self._unless_stopped(self._cluster, self._cluster.start()):
             self.emit(RunReady(at=time.monotonic(), after_s=time.monotonic() - self._began_at, url=url))
@@ -207,6 +208,7 @@ class Supervisor:
         if self._cluster is not None:
             await self._cluster.stop()
             left.update(self._cluster.processes.survivors())
+        await self._worker_spawner.close()
         if self._owns_process:
             left.update(_living_descendants())
         for pid in left:

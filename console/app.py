@@ -74,8 +74,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
         ascii_only: bool = False,
         *,
         clock: Callable[[], float] = time.monotonic,
+        refresh_s: float = REFRESH_S,
     ) -> None:
-        super().__init__(driver_class=__import__("textual.drivers.linux_driver",fromlist=["x"]).LinuxDriver)
+        super().__init__(driver_class=ConsoleDriver)
         self.quit_choice = "stop"
         self.crash = ""
         self._crash_told = False
@@ -89,6 +90,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._run_name = run_name
         self._read_only = read_only
         self._clock = clock
+        self._refresh_s = refresh_s
         self._main = MainScreen(ascii_mode=ascii_only, read_only=read_only)
         self._ticks = 0
         self._interrupted_at = -SECOND_INTERRUPT_S
@@ -105,7 +107,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             for number in SIGNALS:
                 loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
         self.run_worker(self.feed.run(), name="feed", exit_on_error=True)
-        self.set_interval(REFRESH_S, self.tick)
+        self.set_interval(self._refresh_s, self.tick)
         self.call_after_refresh(self.tick)
 
     # --- drawing -------------------------------------------------------------------------------------------------

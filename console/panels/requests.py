@@ -15,6 +15,8 @@ from console.text_format import NONE, fit, format_mib, format_ms, format_short_m
 from console.view_state import ViewState
 
 MAX_ROWS: Final = 200
+SETTLED_S: Final = 3.0
+"""A request that ended so long ago changes no more: its cells are kept, not written anew at every refresh."""
 WIDE: Final = 94
 
 _PHASE_STYLES: Final = {
@@ -141,6 +143,7 @@ class RequestsPanel(Vertical):
         self._widths: list[int] = []
         self._shown: list[list[str]] = []
         self._ids: list[str] = []
+        self._settled: dict[str, list[str]] = {}
 
         self.table: DataTable[Text] = DataTable(cell_padding=0, cursor_type="row", id="requests-table")
         self._input = Input(
@@ -184,7 +187,7 @@ class RequestsPanel(Vertical):
         self.border_title = Text(fit(title, len(title)))
         self._fit_columns()
         if self._columns:
-            self._write(rows)
+            self._write(rows, state.last_at - SETTLED_S)
 
     def _fit_columns(self) -> None:
         """Choose the column set for the width; rebuild the table when it changes."""
@@ -198,19 +201,22 @@ class RequestsPanel(Vertical):
             return
         self._columns, self._widths = columns, widths
         self.table.clear(columns=True)
-        self._shown, self._ids = [], []
+        self._shown, self._ids, self._settled = [], [], {}
         for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
             self.table.add_column(
                 Text(fit(column.title, width, right=column.right)), width=width, key=str(index)
             )
 
-    def _write(self, rows: list[RequestView]) -> None:
+    def _write(self, rows: list[RequestView], settled_before: float) -> None:
         table = self.table
         selected = None if table.cursor_row == 0 else self.selected_id
-        texts = [
-            [fit(c.cell(request), w, right=c.right) for c, w in zip(self._columns, self._widths, strict=True)]
-            for request in rows
-        ]
+        settled, self._settled = self._settled, {}
+        texts = []
+        for request in rows:
+            cells = settled.get(request.request_id) or self._cells(request)
+            if request.ended_at is not None and request.ended_at < settled_before:
+                self._settled[request.request_id] = cells
+            texts.append(cells)
         for row in range(len(self._shown), len(texts), 1):
             table.add_row(*map(self._cell, texts[row]), key=str(row))
         for row in range(len(self._shown) - 1, len(texts) - 1, -1):
@@ -224,6 +230,12 @@ class RequestsPanel(Vertical):
             place = self._ids.index(selected)
             if place != table.cursor_row:
                 table.move_cursor(row=place, animate=False)
+
+    def _cells(self, request: RequestView) -> list[str]:
+        return [
+            fit(column.cell(request), width, right=column.right)
+            for column, width in zip(self._columns, self._widths, strict=True)
+        ]
 
     def _cell(self, text: str) -> Text:
         word = text.strip()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.child_process import ChildProcess, SpawnError, group_members, last_lines
+from cluster.child_process import ChildProcess, group_members, last_lines
 from cluster.control import AnyMessage, Events, Ping, Pong, WorkerUp
 from cluster.restart_policy import ExitStatus
+from cluster.spawner import ProgramSpawner, SpawnError
 from tests.cluster.supervision import child_command, is_alive, until, until_now
 
 HELLO = Ping(seq=0)
@@ -26,7 +27,7 @@ class Owner:
     async def spawn(self, mode: str, command: tuple[str, ...] | None = None) -> ChildProcess:
         return await ChildProcess.spawn(
             "child",
-            command or child_command(mode),
+            ProgramSpawner(command or child_command(mode)),
             self.log,
             first=HELLO,
             on_message=lambda child, message: self.said.append(message),
@@ -93,7 +94,7 @@ async def test_last_words_of_a_dying_child_are_heard_before_its_end(owner: Owner
     heard_before_end: list[bool] = []
     child = await ChildProcess.spawn(
         "child",
-        child_command("last-words"),
+        ProgramSpawner(child_command("last-words")),
         owner.log,
         first=HELLO,
         on_message=lambda child, message: owner.said.append(message),
@@ -158,13 +159,14 @@ import asyncio, sys
 from pathlib import Path
 from cluster.child_process import ChildProcess
 from cluster.control import Ping
+from cluster.spawner import ProgramSpawner
 from tests.cluster.supervision import child_command
 
 async def main():
     def said(child, message):
         print(child.pid, flush=True)
-    child = await ChildProcess.spawn("child", child_command(sys.argv[1]), Path(sys.argv[2]), first=Ping(seq=0),
-                                     on_message=said, on_exit=lambda child, status: None)
+    child = await ChildProcess.spawn("child", ProgramSpawner(child_command(sys.argv[1])), Path(sys.argv[2]),
+                                     first=Ping(seq=0), on_message=said, on_exit=lambda child, status: None)
     await asyncio.Event().wait()
 
 asyncio.run(main())

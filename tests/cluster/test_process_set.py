@@ -22,6 +22,7 @@ from cluster.events import (
 from cluster.process_set import ProcessSet
 from cluster.process_slot import ProcessSlot
 from cluster.profile import SupervisorSection
+from cluster.spawner import ProgramSpawner
 from tests.cluster.supervision import child_command, until
 
 LIMITS = SupervisorSection(
@@ -35,7 +36,7 @@ class Harness:
     def __init__(self, log_dir: Path, mode: str, limits: SupervisorSection = LIMITS) -> None:
         self.events: list[Event] = []
         self.changes = 0
-        self.slot = ProcessSlot("decode-0", "decode", child_command(mode), index=0, cpus=(0,))
+        self.slot = ProcessSlot("decode-0", "decode", ProgramSpawner(child_command(mode)), index=0, cpus=(0,))
         self.processes = ProcessSet(
             [self.slot],
             limits,

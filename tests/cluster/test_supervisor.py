@@ -60,9 +60,11 @@ from cluster.profile import (
 from cluster.run_dir import is_alive as run_is_alive
 from cluster.run_dir import read_run_info, read_token
 from cluster.run_log import read_events
+from cluster.spawner import ProgramSpawner
 from cluster.summary import write_summary
 from cluster.supervisor import Supervisor
-from cluster.supervisor_main import on_signal
+from cluster.supervisor_main import WORKER_COMMAND
+from cluster.supervisor_run import ROUTER_COMMAND, on_signal
 from tests.cluster.supervision import child_command, is_alive, namespaces, until, until_now
 
 PROFILE = Profile(
@@ -76,6 +78,19 @@ PROFILE = Profile(
 )
 
 
+def make_supervisor(
+    spec: SupervisorSpec, told: list[AnyMessage], worker: str | None = None, router: str | None = None
+) -> Supervisor:
+    """With real programs where no mode of the link child is named."""
+    return Supervisor(
+        spec,
+        told.append,
+        write_summary,
+        worker_spawner=ProgramSpawner(WORKER_COMMAND if worker is None else child_command(worker)),
+        router_spawner=ProgramSpawner(ROUTER_COMMAND if router is None else child_command(router)),
+    )
+
+
 class Run:
     """One supervisor in this process; what it told its parent and what it wrote."""
 
@@ -86,12 +101,7 @@ class Run:
         self.dir = run_dir
         self.told: list[AnyMessage] = []
         spec = SupervisorSpec(run="a-run", run_dir=str(run_dir), profile=profile, load=load)
-        commands: dict[str, Any] = {}
-        if worker is not None:
-            commands["worker_command"] = child_command(worker)
-        if router is not None:
-            commands["router_command"] = child_command(router)
-        self.supervisor = Supervisor(spec, self.told.append, write_summary, **commands)
+        self.supervisor = make_supervisor(spec, self.told, worker, router)
         self.task = asyncio.create_task(self.supervisor.run())
         self._last_id = 0
 
@@ -330,7 +340,7 @@ async def test_second_supervisor_in_one_run_directory_is_refused(start: Callable
     events = len(run.events(RunStarted))
     told: list[AnyMessage] = []
     spec = SupervisorSpec(run="other", run_dir=str(run.dir), profile=PROFILE)
-    assert await Supervisor(spec, told.append, write_summary).run() == 3
+    assert await make_supervisor(spec, told).run() == 3
     assert isinstance(told[0], StartFailed)
     assert "is in use by a running cluster" in told[0].message
     assert len(run.events(RunStarted)) == events, "and it wrote nothing there"

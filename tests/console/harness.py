@@ -57,12 +57,12 @@ class Console:
             await self.pilot.press(key)
         await self.settle()
 
-    async def settle(self) -> None:
+    async def settle(self, *, charts: bool = False) -> None:
         for worker in list(self.app.workers):
             if worker.name != "feed" and not worker.is_finished:
                 await worker.wait()
         await self.pilot.pause()
-        self.app.draw()
+        self.app.draw(charts=charts)
         await self.pilot.pause()
 
     async def wait_for(self, text: str) -> None:
@@ -103,11 +103,11 @@ async def console(
 
     app = ConsoleApp(
         path, cluster.send, export, "the-run", read_only=read_only, ascii_only=ascii_only,
-        clock=now if callable(now) else lambda: now,
+        clock=now if callable(now) else lambda: now, refresh_s=3600.0,
     )  # fmt: skip
     async with app.run_test(size=size, notifications=True) as pilot:
         while not app.feed.caught_up:
             await pilot.pause()
         shown = Console(app, pilot, cluster, path, exported)
-        await shown.settle()
+        await shown.settle(charts=True)
         yield shown

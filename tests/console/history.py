@@ -238,7 +238,7 @@ def stats(at: float, *, prefill_alive: bool = True, running: int = 3, held: int 
     )  # fmt: skip
 
 
-def story(seconds: float = END_S, rate_per_s: float = 2.0, at: float = 1000.0) -> list[Event]:
+def story(seconds: float = END_S, rate_per_s: float = 1.5, at: float = 1000.0) -> list[Event]:
     """The whole run up to ``seconds`` after its start, in order and numbered; later events are left out."""
     rng = random.Random(7)
     events = start(at)

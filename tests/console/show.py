@@ -6,7 +6,6 @@ Makes DIRECTORY/events.jsonl if it is not there. What the app ended with is the 
 """
 
 import argparse
-import asyncio
 import signal
 import sys
 import time
@@ -29,15 +28,6 @@ class BrokenApp(ConsoleApp):
             raise ValueError("a widget broke [/x]\nsecond line" + secret[:0])
 
 
-class DeafApp(ConsoleApp):
-    """SIGHUP never reaches it, as for a process that is not the terminal's session leader."""
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
@@ -46,6 +36,8 @@ def main() -> int:
     parser.add_argument("--ignore-hangup", action="store_true", help="as if the signal never came")
     parser.add_argument("--seconds", type=float, default=END_S)
     args = parser.parse_args()
+    if args.ignore_hangup:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     path = args.directory / EVENTS_FILE
     if not path.exists():
         args.directory.mkdir(parents=True, exist_ok=True)
@@ -54,7 +46,7 @@ def main() -> int:
     async def send(command: Command) -> CommandDone:
         return CommandDone(command_id=0, ok=True, message=f"done: {type(command).__name__}")
 
-    kind = DeafApp if args.ignore_hangup else BrokenApp if args.crash else ConsoleApp
+    kind = BrokenApp if args.crash else ConsoleApp
     app = kind(
         path, send, lambda wanted: args.directory / f"run.{wanted}", "shown-run", ascii_only=args.ascii
     )

@@ -99,7 +99,7 @@ async def test_resizing_changes_the_layout_and_back(tmp_path, events) -> None:  
         for width, height in ((160, 45), (60, 20), (120, 36), (80, 24)):
             await shown.pilot.resize_terminal(width, height)
             await shown.settle()
-            await shown.settle()
+            await shown.settle(charts=True)
             assert [len(line) for line in shown.lines] == [width] * height
             assert ("-120s" in shown.text) == (width >= 120)
             assert ("needs 80x24" in shown.text) == (width < 80)

@@ -110,6 +110,7 @@ def test_decode_killed_in_mid_stream_goes_on_where_it_was(running_cluster: Start
         assert answer.text() == expected
         migrated = cluster.wait_for(RequestMigrated)
         assert migrated.delivered_tokens > 20
+        cluster.wait_for(RequestFinished, lambda e: e.request_id == migrated.request_id)
         delivered = [
             e
             for e in cluster.events()

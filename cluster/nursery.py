@@ -1,0 +1,162 @@
+"""The supervisor's end of its nursery: starts it, has workers forked, waits for them through it.
+
+Known by its own module alone at start (standard library and msgspec), so that the nursery's slow imports begin before
+the supervisor's. A nursery that dies takes its workers with it; until a new one is ready, and wherever none comes up,
+workers are run as programs instead.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from cluster.nursery_messages import (
+    MAX_MESSAGE_BYTES,
+    Answer,
+    Fork,
+    Forked,
+    NurseryReady,
+    Reap,
+    Reaped,
+    Request,
+    decode_answer,
+    encode_request,
+)
+from cluster.spawner import Spawned, Spawner
+
+NURSERY_COMMAND: Final = (sys.executable, "-m", "cluster.nursery_main")
+READY_TIMEOUT_S: Final = 30.0
+SINGLE_THREADED: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""A fork copies one thread: libraries must not start pools of theirs at import."""
+
+
+class Nursery:
+    """A Spawner. ``fallback`` makes the process where the nursery cannot."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", sock: socket.socket, fallback: Spawner) -> None:
+        self._process = process
+        self._socket = sock
+        self._fallback = fallback
+        self._started_at = time.monotonic()
+        self._waiting: deque[asyncio.Future[Answer]] = deque()  # requests in order, as are the answers
+        self._reading: asyncio.Task[None] | None = None
+        self._is_ready = False
+        self._is_gone = False
+
+    @classmethod
+    def start(cls, fallback: Spawner, command: Sequence[str] = NURSERY_COMMAND) -> Self:
+        """Begin the nursery's imports. Its output goes where this process's does. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(
+                [*command, "--fd", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**os.environ, **SINGLE_THREADED},
+            )
+        ours.setblocking(False)
+        return cls(process, ours, fallback)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def listen(self) -> None:
+        """Begin to take answers; call it once, on the event loop."""
+        self._reading = asyncio.create_task(self._read(), name="nursery")
+
+    @property
+    def is_pending(self) -> bool:
+        """It is still importing: better to wait than to import beside it."""
+        return not (self._is_ready or self._is_gone) and time.monotonic() - self._started_at < READY_TIMEOUT_S
+
+    async def spawn(self, child_id: str, log_path: Path, link_fd: int, fds: Sequence[int]) -> Spawned:
+        """See Spawner."""
+        if not self._is_ready or self._is_gone:
+            return await self._fallback.spawn(child_id, log_path, link_fd, fds)
+        numbers = (link_fd, *fds)
+        answer = await self._ask(Fork(child_id=child_id, log_path=str(log_path), numbers=numbers), numbers)
+        if not isinstance(answer, Forked):
+            return await self._fallback.spawn(child_id, log_path, link_fd, fds)
+        return _Forked(self, answer.pid)
+
+    async def reap(self, pid: int) -> int:
+        """The exit code of a forked worker that has ended; an end that nobody can tell counts as SIGKILL."""
+        answer = await self._ask(Reap(pid=pid)) if not self._is_gone else None
+        if isinstance(answer, Reaped) and answer.code is not None:
+            return answer.code
+        return _wait(pid)
+
+    async def close(self) -> None:
+        """End it, and with it whatever it forked that is still alive."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+        self._lose()
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._process.kill()
+        self._process.wait()
+
+    async def _ask(self, request: Request, fds: Sequence[int] = ()) -> Answer | None:
+        """None when the nursery died before it answered."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        try:
+            socket.send_fds(self._socket, [encode_request(request)], list(fds))
+        except OSError:
+            return None
+        self._waiting.append(future)
+        try:
+            return await future
+        except ConnectionError:
+            return None
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while packet := await loop.sock_recv(self._socket, MAX_MESSAGE_BYTES):
+                answer = decode_answer(packet)
+                if isinstance(answer, NurseryReady):
+                    self._is_ready = True
+                    continue
+                future = self._waiting.popleft()
+                if not future.done():
+                    future.set_result(answer)
+        except OSError:
+            pass  # as its end of file: it is gone
+        finally:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._is_gone = True
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(ConnectionError("the nursery died"))
+
+
+def _wait(pid: int) -> int:
+    """The nursery died: what it forked came to this process if it is a subreaper."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return -signal.SIGKILL
+
+
+class _Forked:
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+
+    async def reap(self) -> int:
+        return await self._nursery.reap(self.pid)
