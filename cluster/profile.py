@@ -99,7 +99,7 @@ class LoadSection(_Section, frozen=True, kw_only=True):
 
 def default_loads() -> dict[str, LoadSection]:
     """The loads every profile has unless it changes them."""
-    return {"steady": LoadSection(), "mixed": LoadSection(burst_every_s=10.0)}
+    return {"steady": LoadSection(), "mixed": LoadSection(burst_every_s=20.0)}
 
 
 class BurstSection(_Section, frozen=True, kw_only=True):

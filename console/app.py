@@ -61,7 +61,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
     TITLE = "pdconsole"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings()]
     COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {ActionsProvider}
-    ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "f12"  # the action table binds the keys people know
 
     def __init__(
@@ -79,7 +78,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
         super().__init__(driver_class=ConsoleDriver)
         self.quit_choice = "stop"
         self.crash = ""
-        self._crash_told = False
         self.state = ViewState()
         self.feed = LogFeed(events_path, self.state, self._alert)
         self.sink = CommandSink(send_command, read_only=read_only)
@@ -295,8 +293,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def _print_error_renderables(self) -> None:
         """Textual's own way cuts the line to the terminal's width."""
-        if self.crash and not self._crash_told and sys.__stderr__ is not None:
-            self._crash_told = True
+        if self.crash and sys.__stderr__ is not None:
             with contextlib.suppress(OSError):
                 print(self.crash, file=sys.__stderr__, flush=True)
+            self.crash = ""
         super()._print_error_renderables()
