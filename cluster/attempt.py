@@ -3,16 +3,19 @@
 from cluster.control import AbortRequest, StartDecode, StartLocal, StartPrefill
 from engine.request import Request
 
+AttemptMessage = StartPrefill | StartDecode | StartLocal
+"""What starts an attempt on a worker."""
+
 
 def attempt_key(request_id: str, attempt: int) -> str:
     return f"{request_id}#{attempt}"
 
 
-def key_of(message: StartPrefill | StartDecode | StartLocal | AbortRequest) -> str:
+def key_of(message: AttemptMessage | AbortRequest) -> str:
     return attempt_key(message.request_id, message.attempt)
 
 
-def engine_request(message: StartPrefill | StartDecode | StartLocal) -> Request:
+def engine_request(message: AttemptMessage) -> Request:
     """The request as the engine takes it. Raises ValueError for what it cannot take."""
     outputs = message.output_token_ids if isinstance(message, StartLocal) else ()
     return Request(key_of(message), message.prompt_token_ids, message.sampling, outputs)

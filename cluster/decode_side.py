@@ -10,22 +10,19 @@ A job's blocks are freed at once when it is aborted, unless the wire may still w
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.attempt import attempt_key, engine_request, key_of
+from cluster.attempt_reports import AttemptReports, PrefillClock
 from cluster.control import (
     AbortRequest,
     DecodeAdopted,
-    HandoffFailed,
-    PrefillDone,
-    RequestError,
     StartDecode,
     StartLocal,
     TokenProduced,
 )
-from cluster.events import DecodeAdmitted, PrefillFinished, PrefillProgressed, PrefillStarted, TransferFailed
-from cluster.prefill_side import PROGRESS_INTERVAL_S
+from cluster.events import DecodeAdmitted
 from cluster.worker_outbox import WorkerOutbox
 from engine.engine import Engine
 from engine.outputs import NewToken, PrefillProgress
@@ -41,9 +38,7 @@ OPEN_TIMEOUT_S: Final = 5.0
 @dataclass(slots=True)
 class DecodeJob:
     message: StartDecode | StartLocal
-    started_at: float = 0.0  # local prefill
-    progress_at: float = 0.0
-    cached_tokens: int = 0
+    clock: PrefillClock = field(default_factory=PrefillClock)  # of a local prefill
     is_prefilled: bool = False
     is_receiving: bool = False  # the wire may write its blocks
     is_aborted: bool = False  # the router no longer wants to hear of it
@@ -65,6 +60,7 @@ class DecodeSide:
         self._worker_id = worker_id
         self._engine = engine
         self._outbox = outbox
+        self._reports = AttemptReports(worker_id, outbox)
         self.receiver: KVReceiver | None = None
         self.jobs: dict[str, DecodeJob] = {}  # by attempt key
         self._early: dict[str, EarlyOpen] = {}
@@ -76,7 +72,7 @@ class DecodeSide:
         try:
             self._engine.add(engine_request(message))
         except ValueError as error:
-            self._refuse(message, str(error))
+            self._reports.refused(message, str(error))
             return
         self.jobs[key] = DecodeJob(message)
 
@@ -120,12 +116,12 @@ class DecodeSide:
             except NoCapacity as error:
                 del self.jobs[key]
                 reply.reject(RejectReason.FULL, str(error))
-                self._handoff_failed(message, "decode_full", str(error))
+                self._reports.handoff_failed(message, "decode_full", str(error))
                 return
             except ValueError as error:
                 del self.jobs[key]
                 reply.reject(RejectReason.PROTOCOL, str(error))
-                self._refuse(message, str(error))
+                self._reports.refused(message, str(error))
                 return
             job.is_receiving = True
             block_table = self._engine.kv_blocks(key)
@@ -183,18 +179,7 @@ class DecodeSide:
         del self.jobs[key]
         self._engine.abort(key)
         if not job.is_aborted:
-            self._outbox.emit(
-                TransferFailed(
-                    at=time.monotonic(),
-                    source=self._worker_id,
-                    request_id=header.request_id,
-                    attempt=header.attempt,
-                    worker_id=self._worker_id,
-                    reason=reason,
-                    detail=detail,
-                )
-            )
-            self._handoff_failed(job.message, reason, detail)
+            self._reports.handoff_failed(job.message, reason, detail)
 
     # --- computing --------------------------------------------------------------------------------------------
 
@@ -204,52 +189,11 @@ class DecodeSide:
         if job is None or not isinstance(job.message, StartLocal) or job.is_prefilled:
             return
         message = job.message
-        if not job.started_at:
-            job.started_at = job.progress_at = step_started_at
-            self._outbox.emit(
-                PrefillStarted(
-                    at=step_started_at,
-                    source=self._worker_id,
-                    request_id=message.request_id,
-                    attempt=message.attempt,
-                    worker_id=self._worker_id,
-                )
-            )
-        job.cached_tokens += progress.num_cached
+        self._reports.prefill_progressed(message, job.clock, progress, step_started_at, now)
         if progress.done:
             job.is_prefilled = True
-            self._outbox.say(
-                PrefillDone(
-                    request_id=message.request_id,
-                    attempt=message.attempt,
-                    started_at=job.started_at,
-                    done_at=now,
-                )
-            )
-            self._outbox.emit(
-                PrefillFinished(
-                    at=now,
-                    source=self._worker_id,
-                    request_id=message.request_id,
-                    attempt=message.attempt,
-                    worker_id=self._worker_id,
-                    prompt_tokens=len(message.prompt_token_ids) + len(message.output_token_ids),
-                    compute_s=now - job.started_at,
-                    cached_tokens=job.cached_tokens,
-                )
-            )
-        elif now - job.progress_at >= PROGRESS_INTERVAL_S:
-            job.progress_at = now
-            self._outbox.emit(
-                PrefillProgressed(
-                    at=now,
-                    source=self._worker_id,
-                    request_id=message.request_id,
-                    attempt=message.attempt,
-                    worker_id=self._worker_id,
-                    computed_tokens=progress.start + progress.num_tokens,
-                )
-            )
+            num_tokens = len(message.prompt_token_ids) + len(message.output_token_ids)
+            self._reports.prefill_done(message, job.clock, num_tokens, now)
 
     def token(self, token: NewToken, now: float, finish_reason: str) -> TokenProduced:
         """One sampled token as the router wants it; the job is forgotten with its last."""
@@ -283,13 +227,3 @@ class DecodeSide:
             del self.jobs[key]
             self._engine.abort(key)
         return True
-
-    def _refuse(self, message: StartDecode | StartLocal, reason: str) -> None:
-        self._outbox.say(RequestError(request_id=message.request_id, attempt=message.attempt, reason=reason))
-
-    def _handoff_failed(self, message: StartDecode | StartLocal, reason: str, detail: str) -> None:
-        self._outbox.say(
-            HandoffFailed(
-                request_id=message.request_id, attempt=message.attempt, reason=reason, detail=detail
-            )
-        )

@@ -9,17 +9,14 @@ Runs in the engine's thread only. Life of a job:
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.attempt import engine_request, key_of
-from cluster.control import AbortRequest, HandoffFailed, PrefillDone, RequestError, StartPrefill
+from cluster.attempt_reports import AttemptReports, PrefillClock
+from cluster.control import AbortRequest, StartPrefill
 from cluster.events import (
-    PrefillFinished,
-    PrefillProgressed,
-    PrefillStarted,
     TransferCompleted,
-    TransferFailed,
     TransferStarted,
 )
 from cluster.worker_outbox import WorkerOutbox
@@ -38,10 +35,7 @@ class PrefillJob:
     message: StartPrefill
     sender: KVSender
     transfer_id: int
-    started_at: float = 0.0
-    done_at: float = 0.0
-    cached_tokens: int = 0
-    progress_at: float = 0.0
+    clock: PrefillClock = field(default_factory=PrefillClock)
     is_sent: bool = False  # the wire may read its blocks
     is_aborted: bool = False  # the router no longer wants to hear of it
 
@@ -61,6 +55,7 @@ class PrefillSide:
         self._engine = engine
         self._contract = contract
         self._outbox = outbox
+        self._reports = AttemptReports(worker_id, outbox)
         self._sender_to = sender_to
         self.jobs: dict[str, PrefillJob] = {}  # by attempt key
 
@@ -87,68 +82,21 @@ class PrefillSide:
             transfer_id = sender.open(header)
         except (ValueError, UnknownCodec) as error:
             self._engine.abort(key)
-            self._outbox.say(
-                RequestError(request_id=message.request_id, attempt=message.attempt, reason=str(error))
-            )
+            self._reports.refused(message, str(error))
             return
         self.jobs[key] = PrefillJob(message, sender, transfer_id)
 
     def progressed(self, progress: PrefillProgress, step_started_at: float, now: float) -> None:
         """A chunk of a job's prompt was computed."""
         job = self.jobs.get(progress.request_id)
-        if job is None:
-            return
-        message = job.message
-        if not job.started_at:
-            job.started_at = job.progress_at = step_started_at
-            self._outbox.emit(
-                PrefillStarted(
-                    at=step_started_at,
-                    source=self._worker_id,
-                    request_id=message.request_id,
-                    attempt=message.attempt,
-                    worker_id=self._worker_id,
-                )
-            )
-        job.cached_tokens += progress.num_cached
-        if not progress.done and now - job.progress_at >= PROGRESS_INTERVAL_S:
-            job.progress_at = now
-            self._outbox.emit(
-                PrefillProgressed(
-                    at=now,
-                    source=self._worker_id,
-                    request_id=message.request_id,
-                    attempt=message.attempt,
-                    worker_id=self._worker_id,
-                    computed_tokens=progress.start + progress.num_tokens,
-                )
-            )
+        if job is not None:
+            self._reports.prefill_progressed(job.message, job.clock, progress, step_started_at, now)
 
     def first_token(self, token: NewToken, now: float) -> None:
         """The prompt is computed: hand everything to the wire."""
         job = self.jobs[token.request_id]
         message = job.message
-        job.done_at = now
-        self._outbox.say(
-            PrefillDone(
-                request_id=message.request_id,
-                attempt=message.attempt,
-                started_at=job.started_at,
-                done_at=job.done_at,
-            )
-        )
-        self._outbox.emit(
-            PrefillFinished(
-                at=now,
-                source=self._worker_id,
-                request_id=message.request_id,
-                attempt=message.attempt,
-                worker_id=self._worker_id,
-                prompt_tokens=len(message.prompt_token_ids),
-                compute_s=job.done_at - job.started_at,
-                cached_tokens=job.cached_tokens,
-            )
-        )
+        self._reports.prefill_done(message, job.clock, len(message.prompt_token_ids), now)
         self._outbox.emit(
             TransferStarted(
                 at=time.monotonic(),
@@ -182,8 +130,8 @@ class PrefillSide:
                 first_token_id=token.token_id,
                 seed=job.message.sampling.seed,
                 output_position=token.output_position,
-                prefill_started_at=job.started_at,
-                prefill_done_at=job.done_at,
+                prefill_started_at=job.clock.started_at,
+                prefill_done_at=job.clock.done_at,
             ),
         )
 
@@ -203,7 +151,7 @@ class PrefillSide:
                 detail = differs or event.detail
             else:
                 reason, detail = str(event.reason), str(event.error)
-            self._failed(job, reason, detail)
+            self._reports.handoff_failed(job.message, reason, detail)
 
     def _completed(self, job: PrefillJob, stats: wire.TransferStats) -> None:
         message = job.message
@@ -220,27 +168,8 @@ class PrefillSide:
                 raw_bytes=stats.raw_bytes,
                 wire_bytes=stats.payload_bytes,
                 duration_s=stats.acked_at - stats.first_frame_at,
-                exposed_s=stats.acked_at - max(job.done_at, stats.first_frame_at),
+                exposed_s=stats.acked_at - max(job.clock.done_at, stats.first_frame_at),
                 busy_s=stats.busy_s,
-            )
-        )
-
-    def _failed(self, job: PrefillJob, reason: str, detail: str) -> None:
-        message = job.message
-        self._outbox.emit(
-            TransferFailed(
-                at=time.monotonic(),
-                source=self._worker_id,
-                request_id=message.request_id,
-                attempt=message.attempt,
-                worker_id=self._worker_id,
-                reason=reason,
-                detail=detail,
-            )
-        )
-        self._outbox.say(
-            HandoffFailed(
-                request_id=message.request_id, attempt=message.attempt, reason=reason, detail=detail
             )
         )
 

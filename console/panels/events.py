@@ -32,7 +32,7 @@ class EventsPanel(LineView):
         for name in FILTERS:
             title.append(f" {name}", "bold reverse" if name == self.wanted else "")
         self.border_title = title
-        self.show([_entry_line(state, entry, self.size.width) for entry in entries], added=added)
+        self.show([_entry_line(state, entry, self.text_width) for entry in entries], added=added)
 
 
 def _entry_line(state: ViewState, entry: FeedEntry, width: int) -> Text:

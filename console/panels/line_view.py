@@ -29,6 +29,11 @@ class LineView(ScrollView, can_focus=True):
         """All lines as text."""
         return "\n".join(line.plain for line in self._lines)
 
+    @property
+    def text_width(self) -> int:
+        """Cells a line has, beside the scrollbar."""
+        return self.scrollable_content_region.width
+
     def show(self, lines: Sequence[Text], *, added: int = 0) -> None:
         """Replace the lines; repaints only if they differ. ``added``: how many of them are new at the top."""
         if list(lines) == self._lines:

@@ -69,8 +69,8 @@ NARROW_COLUMNS: Final = (
     Column("PROMPT", 6, lambda r: f"{r.prompt_tokens:,}", right=True),
     Column("OUT", 5, lambda r: f"{r.out_tokens}", right=True),
     Column("TTFT", 8, _ttft, right=True),
-    Column("ITL50/99", 9, _itl, right=True),
-    Column("KV MiB codec", 13, _kv, right=True),
+    Column("ITL50/99", 10, _itl, right=True),
+    Column("KV MiB     ", 12, _kv, right=True),
     Column(" PATH", 7, lambda r: f" {r.path or NONE}"),
     Column("OUTCOME", 0, lambda r: r.outcome or NONE),
 )

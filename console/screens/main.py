@@ -96,8 +96,8 @@ class MainScreen(Screen[None]):
         self._header.update(header_lines(state, now, width, cost), layout=False)
         self._fit_workers(state, height)
         if self._workers.display:
-            size = self._workers.size
-            self._workers.show(worker_lines(state, now, size.width, size.height, ascii_mode=self._ascii_mode))
+            width, height = self._workers.text_width, self._workers.size.height
+            self._workers.show(worker_lines(state, now, width, height, ascii_mode=self._ascii_mode))
         self._requests.draw(state)
         self._events.draw(state)
         if self._strips.display:

@@ -41,7 +41,7 @@ class RequestDetail(Dialog[None]):
         if request is None:
             view.show([Text("no longer kept: only the newest ended requests are")])
         elif view.size.width:
-            view.show(detail_lines(state, request, now, view.size.width))
+            view.show(detail_lines(state, request, now, view.text_width))
 
 
 def detail_lines(state: ViewState, request: RequestView, now: float, width: int) -> list[Text]:
