@@ -27,6 +27,7 @@ from cluster.worker_outbox import WorkerOutbox
 from engine.engine import Engine
 from engine.outputs import NewToken, PrefillProgress
 from engine.scheduler import NoCapacity
+from transport.codec import LOSSY_CODECS
 from transport.messages import KVCommit, KVHeader, RejectReason
 from transport.receiver import KVReceiver
 from transport.receiver_peer import OpenReply
@@ -144,7 +145,7 @@ class DecodeSide:
         if (commit.seed, commit.output_position) != (message.sampling.seed, 0):
             return False
         job.is_receiving = False
-        reason = self._engine.adopt(key, commit.first_token_id)
+        reason = self._engine.adopt(key, commit.first_token_id, exact=header.codec not in LOSSY_CODECS)
         now = time.monotonic()
         self._outbox.say(
             DecodeAdopted(

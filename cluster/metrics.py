@@ -201,7 +201,9 @@ class RunMetrics:
             case TransferCompleted():
                 self.kv.add(event)
             case TransferFailed():
-                self.transfer_failures[event.reason] += 1
+                timeline = self.timelines.get(event.request_id)
+                if timeline is None or event.attempt != timeline.failed_transfer_attempt:
+                    self.transfer_failures[event.reason] += 1  # both ends tell: the first one counts
             case FellBack():
                 self.fallbacks[event.reason] += 1
             case RequestRetried():

@@ -62,6 +62,7 @@ class RequestTimeline:
     prefill_started_at: float | None = None
     prefill_finished_at: float | None = None
     transfer_started_at: float | None = None
+    failed_transfer_attempt: int = 0
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -151,6 +152,7 @@ class RequestTimeline:
 
     def _transfer_failed(self, event: TransferFailed) -> None:
         self.transfer_started_at = None
+        self.failed_transfer_attempt = event.attempt
 
     def _decode_admitted(self, event: DecodeAdmitted) -> None:
         self._advance("decode", event.attempt)

@@ -9,6 +9,7 @@ start or broke.
 """
 
 import asyncio
+import contextlib
 import functools
 import sys
 from pathlib import Path
@@ -43,17 +44,20 @@ async def _run(plan: UpPlan) -> int:
     finally:
         signals = Signals()
         if not client.is_gone:
-            print("pdconsole: stopping the cluster", file=sys.stderr)
+            _tell("stopping the cluster")
         await stop_supervisor(client, signals, "the console was closed")
         watching.cancel()
         await asyncio.wait({watching})
     if not watching.cancelled():
         watching.result()
-    print(
-        f"pdconsole: run {plan.spec.run} is in {plan.run_dir}; see: pdconsole runs show {plan.spec.run}",
-        file=sys.stderr,
-    )
+    _tell(f"run {plan.spec.run} is in {plan.run_dir}; see: pdconsole runs show {plan.spec.run}")
     return exit_code
+
+
+def _tell(line: str) -> None:
+    """A terminal that has vanished must not keep the cluster from being stopped."""
+    with contextlib.suppress(OSError):
+        print(f"pdconsole: {line}", file=sys.stderr, flush=True)
 
 
 async def _close_when_broken(client: SupervisorClient, app: ConsoleApp) -> None:

@@ -91,16 +91,18 @@ class Engine:
         """The block table of a sequence, in token order. Raises KeyError for an unknown id."""
         return tuple(self._scheduler.sequences[request_id].block_table)
 
-    def adopt(self, request_id: str, first_token_id: int) -> FinishReason | None:
+    def adopt(self, request_id: str, first_token_id: int, *, exact: bool = True) -> FinishReason | None:
         """KV of all the reserved request's tokens is in its blocks, and its next token was sampled elsewhere.
 
         The sequence runs on from there; ``step`` does not return ``first_token_id`` again. If that token ends the
-        sequence, its blocks are freed and the reason is returned.
+        sequence, its blocks are freed and the reason is returned. ``exact`` False (the KV came by a lossy codec):
+        none of its blocks is kept for other requests with the same prefix.
         Raises KeyError for an unknown id, ValueError for one that is not reserved or a token outside the vocabulary.
         """
         sequence = self._reserved(request_id)
         if not 0 <= first_token_id < self.loaded.config.vocab_size:
             raise ValueError(f"request {request_id}: token id {first_token_id} is outside the vocabulary")
+        sequence.has_exact_kv = exact
         num_computed = sequence.num_tokens
         sequence.token_ids.append(first_token_id)
         now = self._clock()

@@ -252,7 +252,7 @@ class Scheduler:
         return True
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or not sequence.has_exact_kv:
             return
         block_size = self.allocator.block_size
         num_full = sequence.num_computed_tokens // block_size

@@ -54,6 +54,7 @@ class Sequence:
     prefill_end: int = 0  # tokens before this one are prefill, later ones decode
     block_table: list[int] = field(default_factory=list)
     num_registered_blocks: int = 0  # blocks whose content the allocator knows
+    has_exact_kv: bool = True  # False: it came by a lossy codec, and what is computed on it is as inexact
     num_preemptions: int = 0
     _block_hashes: list[bytes] = field(default_factory=list)
 

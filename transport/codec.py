@@ -53,6 +53,10 @@ class Codec(Protocol):
         """Fills the views. Raises ProtocolError if the wire bytes cannot be of this shape."""
 
 
+LOSSY_CODECS = frozenset({"int8"})
+"""Names of those whose decoded rows differ from what was encoded."""
+
+
 class RawCodec:
     """Stored bytes as they are. ``encode`` and ``decode`` copy; the v2 path never calls them."""
 

@@ -96,6 +96,19 @@ def test_int8_moves_fewer_bytes_and_still_decodes(loaded: LoadedModel) -> None:
         assert completed.wire_bytes == completed.raw_bytes * (head_dim + 4) // (4 * head_dim)
 
 
+@pytest.mark.parametrize("codec", ["raw", "int8"])
+def test_only_exact_kv_is_kept_for_other_requests(loaded: LoadedModel, codec: str) -> None:
+    caching = EngineConfig(num_blocks=80, dtype="float32", max_num_batched_tokens=64)
+    with HandoffPair(loaded, caching) as pair:
+        pair.start_decode(PROMPT, SAMPLINGS[0], request_id="first")
+        pair.start_prefill(PROMPT, SAMPLINGS[0], request_id="first", codec=codec)
+        pair.decode.said.finished_tokens("first")
+        pair.start_local(PROMPT, SAMPLINGS[0])
+        assert pair.decode.said.finished_tokens() == undisturbed(loaded, SAMPLINGS[0])
+        computed = [e for e in pair.decode.said.of(PrefillFinished) if e.request_id == "r"]
+        assert [e.cached_tokens > 0 for e in computed] == [codec == "raw"]
+
+
 def test_first_token_that_ends_the_request_ends_it(loaded: LoadedModel) -> None:
     sampling = SamplingParams(max_tokens=1)
     with HandoffPair(loaded, CONFIG) as pair:

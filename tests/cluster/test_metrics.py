@@ -143,6 +143,7 @@ def test_reasons_are_counted_by_name_and_requests_once() -> None:
         RequestRetried(at=10.1, request_id="a", attempt=2, reason="prefill_died"),
         RequestRetried(at=10.2, request_id="a", attempt=3, reason="prefill_died"),
         TransferFailed(at=10.3, request_id="a", attempt=3, worker_id="decode-0", reason="checksum"),
+        TransferFailed(at=10.3, request_id="a", attempt=3, worker_id="prefill-0", reason="checksum"),
         FellBack(
             at=10.3,
             request_id="a",
