@@ -120,6 +120,17 @@ class HeartbeatMissed(EventBase, frozen=True, kw_only=True, tag="heartbeat_misse
     silent_s: float
 
 
+class PeerRefused(EventBase, frozen=True, kw_only=True, tag="peer_refused"):
+    """Somebody connected to a worker's port and did not prove the cluster's secret. At most one a second per worker;
+    ``count`` is how many since the last."""
+
+    worker_id: str
+    port: str  # kv | request
+    peer: str
+    reason: str
+    count: int = 1
+
+
 class WorkerStats(EventBase, frozen=True, kw_only=True, tag="worker_stats"):
     """Sampled twice a second while anything changes. Counts, not rates, unless named so."""
 
@@ -403,7 +414,7 @@ class NoteAdded(EventBase, frozen=True, kw_only=True, tag="note_added"):
 
 Event = (
     RunStarted | RunReady | RunStopping | RunStopped | ModelDescribed
-    | WorkerStarting | WorkerReady | WorkerExited | WorkerRestarting | WorkerFailed | HeartbeatMissed
+    | WorkerStarting | WorkerReady | WorkerExited | WorkerRestarting | WorkerFailed | HeartbeatMissed | PeerRefused
     | WorkerStats | RouterStats | LinkConfigured | LinkProbed
     | RequestArrived | RequestDispatched | PrefillStarted | PrefillProgressed | PrefillFinished
     | TransferStarted | TransferCompleted | TransferFailed | DecodeAdmitted | FirstToken | TokensDelivered

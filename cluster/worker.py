@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 import psutil
@@ -36,6 +37,7 @@ from cluster.engine_thread import EngineThread
 from cluster.events import Event, WorkerStats
 from cluster.json_stream import MAX_LINE_BYTES, JsonStream, StreamError
 from cluster.prefill_side import PrefillSide
+from cluster.refusal_log import RefusalLog
 from cluster.step_meter import StepMeter
 from cluster.worker_kv import WorkerKV
 from cluster.worker_link import REQUEST_CHANNEL
@@ -83,7 +85,8 @@ class Worker:
             layout=KV_LAYOUT,
         )
         self._thread = EngineThread(engine, self._stepped, self._engine_died)
-        self._kv = WorkerKV(spec, contract, self._thread)
+        self._refusals = RefusalLog(spec.worker_id, self._outbox.emit)
+        self._kv = WorkerKV(spec, contract, self._thread, partial(self._refusals.add, "kv"))
         prefill = PrefillSide(spec.worker_id, engine, contract, self._outbox, self._kv.sender_to)
         decode = DecodeSide(spec.worker_id, engine, self._outbox)
         self._sides = WorkerSides(prefill, decode, self._outbox)
@@ -169,7 +172,8 @@ class Worker:
         try:
             await authenticate_stream(reader, writer, handshake)
         except AuthError as error:
-            print(f"request port: refused a connection: {error}", flush=True)
+            host, port = writer.get_extra_info("peername")[:2]
+            self._refusals.add("request", f"{host}:{port}", error)
             await stream.close()
             return
         old, self._router = self._router, stream

@@ -2,7 +2,7 @@
 engine's. Decides nothing; see ``prefill_side`` and ``decode_side``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from cluster.attempt import attempt_key
@@ -11,7 +11,7 @@ from cluster.decode_side import DecodeSide
 from cluster.engine_thread import EngineThread
 from cluster.prefill_side import PrefillSide
 from transport.codec import Codec, RawCodec
-from transport.errors import TransportError
+from transport.errors import AuthError, TransportError
 from transport.events import ReceiveStats, TransferEvent
 from transport.int8_codec import Int8Codec
 from transport.kv_transfer import TransferLimits
@@ -26,7 +26,13 @@ from transport.sender import KVSender
 class WorkerKV:
     """Listens from construction on (in the process's network namespace); ``address`` is where."""
 
-    def __init__(self, spec: WorkerSpec, contract: KVContract, thread: EngineThread) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        contract: KVContract,
+        thread: EngineThread,
+        on_refused: Callable[[str, AuthError], None],
+    ) -> None:
         self._secret = bytes.fromhex(spec.secret)
         self._thread = thread
         self._limits = TransferLimits(
@@ -45,6 +51,7 @@ class WorkerKV:
             codecs=self._codecs,
             limits=self._limits,
             shape=self._shape,
+            on_refused=on_refused,
         )
         self.address: Final = self._receiver.address
 

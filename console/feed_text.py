@@ -16,6 +16,7 @@ from cluster.events import (
     LoadStopped,
     ModeChanged,
     NoteAdded,
+    PeerRefused,
     PrefillProgressed,
     RequestArrived,
     RequestCancelled,
@@ -97,6 +98,10 @@ def _process_line(event: Event) -> Line | None:
             return Line(CLUSTER, f"{event.worker_id} starting, pid {event.pid}{_restart(event.restarts)}")
         case WorkerReady():
             return Line(CLUSTER, f"{event.worker_id} READY after {event.after_s:.1f} s", "good")
+        case PeerRefused():
+            more = f" ({event.count} since the last such line)" if event.count > 1 else ""
+            text = f"{event.worker_id} refused {event.peer} on its {event.port} port: {event.reason}{more}"
+            return Line(FAULTS, text, "warn")
         case WorkerExited():
             level = "info" if event.cause == "stop" else "bad"
             return Line(FAULTS, f"{event.worker_id} EXITED {exit_words(event)} ({event.cause})", level)

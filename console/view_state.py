@@ -24,6 +24,7 @@ from cluster.events import (
     ModeChanged,
     ModelDescribed,
     NoteAdded,
+    PeerRefused,
     PrefillFinished,
     PrefillProgressed,
     PrefillStarted,
@@ -180,6 +181,8 @@ class ViewState:
             case RouterStats():
                 self.topology.fold(event)
                 self.requests.forget_orphans(event.at)
+            case PeerRefused():
+                pass  # a line in the feed, and nothing else
             case _:
                 self._fold_run(event)
         if isinstance(event, SILENT):

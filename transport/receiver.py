@@ -6,7 +6,7 @@ an ``OpenReply`` that may be answered later from any thread, so a slow decision 
 
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from transport.auth import AUTH_DEADLINE_S, ServerHandshake, authenticate_socket
@@ -53,6 +53,7 @@ class KVReceiver:
         limits: TransferLimits = DEFAULT_LIMITS,
         shape: LinkShape = UNSHAPED,
         auth_deadline_s: float = AUTH_DEADLINE_S,
+        on_refused: Callable[[str, AuthError], None] = lambda peer, error: None,
     ) -> None:
         self._handler = handler
         self._expected = expected
@@ -62,6 +63,7 @@ class KVReceiver:
         self._limits = limits
         self._shape = shape
         self._auth_deadline_s = auth_deadline_s
+        self._on_refused = on_refused  # from the connection's thread, for each peer that did not prove itself
         self._lock = threading.Lock()  # guards all below
         self._connections: dict[threading.Thread, ReceiverPeer] = {}
         self._unproven: dict[threading.Thread, socket.socket] = {}
@@ -157,9 +159,10 @@ class KVReceiver:
                     )
             if connection is not None:
                 connection.run()
-        except AuthError:
+        except AuthError as error:
             with self._lock:
                 self._ended = _add_auth_failure(self._ended)
+            self._on_refused(peer, error)
         finally:
             sock.close()
             with self._lock:

@@ -93,7 +93,7 @@ class Side:
         )
         self.thread = EngineThread(self.engine, self._stepped, self._died)
         spec = WorkerSpec(worker_id=name, role=name, run="test", secret=SECRET, profile=Profile())
-        self.kv = WorkerKV(spec, contract, self.thread)
+        self.kv = WorkerKV(spec, contract, self.thread, lambda peer, error: None)
         self.prefill = PrefillSide(name, self.engine, contract, outbox, self.kv.sender_to)
         self.decode = DecodeSide(name, self.engine, outbox)
         self.sides = WorkerSides(self.prefill, self.decode, outbox)

@@ -14,6 +14,7 @@ from cluster.events import (
     DecodeAdmitted,
     FellBack,
     HeartbeatMissed,
+    PeerRefused,
     PrefillProgressed,
     RequestArrived,
     RequestCancelled,
@@ -181,4 +182,8 @@ def test_garbage_and_a_wrong_secret_on_the_ports_disturb_nobody(running_cluster:
                             pass
         assert stream.text()
         assert client.complete("abc")
+        assert {e.worker_id for e in cluster.events() if isinstance(e, PeerRefused)} == {
+            "prefill-0",
+            "decode-0",
+        }
     assert not [e for e in cluster.events() if isinstance(e, WorkerExited)]
