@@ -23,30 +23,22 @@ from cluster.events import (
     TransferFailed,
     TransferStarted,
 )
+from cluster.request_filter import RequestEvent
 from console.request_view import CANCELLED, DONE, FAILED, REJECTED, RequestView
 from console.series import BucketSeries
 
 KEPT_DONE: Final = 500
-KEPT_GONE: Final = 5000
-"""Ids remembered after their request was dropped, so that a late event does not bring it back."""
-ORPHAN_S: Final = 30.0
-"""A request of which only worker events came is forgotten after this long without its arrival."""
-
-RequestEvent = (
-    RequestArrived | RequestDispatched | PrefillStarted | PrefillProgressed | PrefillFinished
-    | TransferStarted | TransferCompleted | TransferFailed | DecodeAdmitted | FirstToken | TokensDelivered
-    | FellBack | RequestRetried | RequestMigrated | RequestFinished | RequestFailed | RequestRejected
-    | RequestCancelled
-)  # fmt: skip
 
 
 class RequestBook:
-    """``live`` holds every request without an end; ``done`` at most KEPT_DONE, oldest first."""
+    """``live`` holds every request without an end; ``done`` at most KEPT_DONE, oldest first.
+
+    Fed through a ``RequestFilter``: a request's events come after its arrival, and probes not at all.
+    """
 
     def __init__(self) -> None:
         self.live: dict[str, RequestView] = {}
         self.done: dict[str, RequestView] = {}
-        self._gone: dict[str, None] = {}
         self.finished = 0
         self.failed = 0
         self.cancelled = 0
@@ -62,8 +54,8 @@ class RequestBook:
         self.kv_bytes = BucketSeries()
 
     def __iter__(self) -> Iterator[RequestView]:
-        """Live ones (that have arrived), then ended ones, each oldest first."""
-        yield from (request for request in self.live.values() if request.seen)
+        """Live ones, then ended ones, each oldest first."""
+        yield from self.live.values()
         yield from self.done.values()
 
     def get(self, request_id: str) -> RequestView | None:
@@ -72,11 +64,11 @@ class RequestBook:
     @property
     def num_running(self) -> int:
         """Requests an engine works on: prefill, transfer or decode."""
-        return sum(1 for request in self.live.values() if request.seen and request.phase != "queued")
+        return sum(1 for request in self.live.values() if request.phase != "queued")
 
     @property
     def num_waiting(self) -> int:
-        return sum(1 for request in self.live.values() if request.seen and request.phase == "queued")
+        return sum(1 for request in self.live.values() if request.phase == "queued")
 
     def fold(self, event: RequestEvent) -> None:
         """Take one event in, in whatever order the processes' events were merged."""
@@ -85,13 +77,13 @@ class RequestBook:
             if event.request_id in self.live:
                 self._end(self.live[event.request_id], event.at, REJECTED, f"{event.status} {event.reason}")
             return
-        request = self._find(event.request_id, event.at)
+        if isinstance(event, RequestArrived):
+            self.live[event.request_id] = RequestView(event.request_id, event.at)
+        request = self.get(event.request_id)
         if request is None:
-            return
+            return  # ended long ago
         match event:
             case RequestArrived():
-                request.seen = True
-                request.arrived_at = event.at
                 request.prompt_tokens, request.max_tokens = event.prompt_tokens, event.max_tokens
                 request.label, request.client_id = event.label, event.client_id
                 request.tell(event.at, f"arrived: {event.prompt_tokens:,} prompt tokens ({event.label})")
@@ -167,19 +159,7 @@ class RequestBook:
     def router_lost(self, at: float) -> None:
         """The router exited: the streams of all live requests broke and nobody will report their end."""
         for request in list(self.live.values()):
-            if request.seen:
-                self._end(request, at, FAILED, "the router exited")
-
-    def forget_orphans(self, now: float) -> None:
-        """Drop live entries whose arrival never came (their events overtook nothing: the router died)."""
-        for request in [r for r in self.live.values() if not r.seen and now - r.first_seen_at > ORPHAN_S]:
-            del self.live[request.request_id]
-
-    def _find(self, request_id: str, at: float) -> RequestView | None:
-        found = self.get(request_id)
-        if found is None and request_id not in self._gone:
-            found = self.live[request_id] = RequestView(request_id, at)
-        return found
+            self._end(request, at, FAILED, "the router exited")
 
     def _count_transfer(self, event: TransferCompleted) -> None:
         self.transfers += 1
@@ -201,8 +181,4 @@ class RequestBook:
         del self.live[request.request_id]
         self.done[request.request_id] = request
         if len(self.done) > KEPT_DONE:
-            oldest = next(iter(self.done))
-            del self.done[oldest]
-            self._gone[oldest] = None
-            if len(self._gone) > KEPT_GONE:
-                del self._gone[next(iter(self._gone))]
+            del self.done[next(iter(self.done))]

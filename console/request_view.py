@@ -68,12 +68,10 @@ class AttemptView:
 
 @dataclass(slots=True)
 class RequestView:
-    """``seen`` is False while only a worker's events came (they may overtake the router's)."""
+    """One request from its arrival on; what of it was seen so far."""
 
     request_id: str
-    first_seen_at: float
-    seen: bool = False
-    arrived_at: float = 0.0
+    arrived_at: float
     prompt_tokens: int = 0
     max_tokens: int = 0
     label: str = ""

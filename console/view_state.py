@@ -52,6 +52,7 @@ from cluster.events import (
     WorkerStarting,
     WorkerStats,
 )
+from cluster.request_filter import RequestEvent, RequestFilter
 from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, mark_letter
 from console.request_book import RequestBook
 from console.series import Mark
@@ -113,6 +114,7 @@ class ViewState:
         self.loads: dict[str, str] = {}
         self.topology = Topology()
         self.requests = RequestBook()
+        self._filter = RequestFilter()
         self.feed = FeedLog()
         self.marks: deque[Mark] = deque(maxlen=KEPT_MARKS)
         self.picks: deque[RequestDispatched] = deque(maxlen=KEPT_PICKS)
@@ -156,6 +158,13 @@ class ViewState:
         """Take one event in."""
         self.num_events += 1
         self.last_at = max(self.last_at, event.at)
+        if isinstance(event, RequestEvent):
+            for passed in self._filter.pass_on(event):
+                self._take(passed)
+        else:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
         match event:
             case TransferStarted() | TransferCompleted() | TransferFailed():
                 self.requests.fold(event)
@@ -180,7 +189,6 @@ class ViewState:
                 self.topology.fold(event)
             case RouterStats():
                 self.topology.fold(event)
-                self.requests.forget_orphans(event.at)
             case PeerRefused():
                 pass  # a line in the feed, and nothing else
             case _:

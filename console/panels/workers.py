@@ -125,7 +125,7 @@ def _prefilling(state: ViewState, worker_id: str) -> RequestView | None:
     """The request whose prompt this worker computes now, the longest-running first."""
     for request in state.requests.live.values():
         attempt = request.latest
-        if attempt is None or not request.seen or request.phase != PREFILL:
+        if attempt is None or request.phase != PREFILL:
             continue
         if (attempt.prefill_worker or attempt.decode_worker) == worker_id:
             return request

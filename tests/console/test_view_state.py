@@ -28,6 +28,7 @@ from cluster.events import (
     WorkerStarting,
     WorkerStats,
 )
+from cluster.request_filter import RequestEvent
 from console.feed_text import FAULTS, NOTABLE, REQUESTS, TRANSFERS, feed_line
 from console.request_book import KEPT_DONE
 from console.request_view import TTFT_PARTS
@@ -242,8 +243,23 @@ def test_kv_rate_is_spread_over_the_transfer() -> None:
     assert total == pytest.approx(8000 * KV_BYTES_PER_TOKEN)
 
 
+def arrival(request_id: str) -> RequestArrived:
+    return RequestArrived(at=1009.0, request_id=request_id, prompt_tokens=1, max_tokens=1)
+
+
+def test_readiness_probes_show_nowhere() -> None:
+    probe = [*numbered(request("p1", 1010.0))]
+    labelled = [
+        msgspec.structs.replace(event, label="probe") if isinstance(event, RequestArrived) else event
+        for event in probe
+    ]
+    state = fold(*start(), *labelled)
+    assert state.requests.finished == state.requests.transfers == 0
+    assert list(state.requests) == []
+
+
 def test_the_feed_keeps_faults_whatever_else_happens() -> None:
-    state = fold(*start(), RequestFailed(at=1010.0, request_id="bad", reason="broken"))
+    state = fold(*start(), arrival("bad"), RequestFailed(at=1010.0, request_id="bad", reason="broken"))
     for index in range(3 * KEPT_LINES):
         state.fold(RequestArrived(at=1011.0, request_id=f"r{index}", prompt_tokens=1, max_tokens=1))
     assert len(texts(state, REQUESTS)) == KEPT_LINES
@@ -285,16 +301,20 @@ def plainest(kind: type[msgspec.Struct]) -> Event:
 @pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
 def test_every_kind_of_event_can_be_folded(kind: type[msgspec.Struct]) -> None:
     event = plainest(kind)
-    state = fold(event)  # alone, as the first of a log
-    assert state.num_events == 1
+    before = [arrival(event.request_id)] if isinstance(event, RequestEvent) else []
+    state = fold(*before)  # as the first of a log
+    lines = state.feed.count
+    state.fold(event)
+    assert state.num_events == len(before) + 1
     line = feed_line(event)
-    assert (line is not None) == (state.feed.count == 1)
+    assert (line is not None) == (state.feed.count == lines + 1)
     fold(*story(seconds=5.0), event)
 
 
 def test_picks_keep_their_reasons() -> None:
     state = fold(
         *start(),
+        arrival("r1"),
         RequestDispatched(
             at=1010.0, request_id="r1", attempt=1, mode="disagg", codec="raw", decode_worker="decode-0",
             decode_reason="most free blocks (9)", prefill_worker="prefill-0", prefill_reason="least queued (0)",
