@@ -13,7 +13,8 @@ from cluster.process_slot import ProcessSlot
 PROBE_S: Final = 0.1
 """A probe carries what the asked rate moves in this time: enough to be right, too short to be noticed."""
 
-_MIN_PROBE_BYTES: Final = 2**20
+_MIN_PROBE_BYTES: Final = 4 * 2**20
+"""A shaper lets a first burst through at once; in fewer bytes it would count."""
 _MAX_PROBE_BYTES: Final = 64 * 2**20
 _UNLIMITED_BITS_PER_S: Final = 10e9
 _ANSWER_MARGIN_S: Final = 5.0

@@ -19,6 +19,7 @@ from cluster.events import (
     RequestMigrated,
     RequestRejected,
     RequestRetried,
+    RunStopping,
     TokensDelivered,
     TransferCompleted,
     TransferFailed,
@@ -121,6 +122,7 @@ class RunMetrics:
         self.failed: Counter[str] = Counter()  # by reason, as the next ones
         self.rejected: Counter[str] = Counter()
         self.cancelled: Counter[str] = Counter()  # by phase
+        self._is_stopping = False
         self.cut_off = 0  # in flight when the cluster was stopped
         self.fallbacks: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
@@ -158,7 +160,9 @@ class RunMetrics:
             for each in counted:
                 self._count(each)
             return counted
-        if isinstance(event, WorkerExited) and event.role == "router":
+        if isinstance(event, RunStopping):
+            self._is_stopping = True
+        elif isinstance(event, WorkerExited) and event.role == "router":
             self._close_open(event)
         return []
 
@@ -231,6 +235,8 @@ class RunMetrics:
                 self.failed[event.reason] += 1
             case RequestRejected():
                 self.rejected[event.reason] += 1
+            case RequestCancelled() if self._is_stopping:  # our own clients were told to stop
+                self.cut_off += 1
             case RequestCancelled():
                 self.cancelled[event.phase] += 1
         self._drop_later(timeline)

@@ -1,8 +1,8 @@
 """The supervisor's end of its nursery: starts it, has workers forked, waits for them through it.
 
 Known by its own module alone at start (standard library and msgspec), so that the nursery's slow imports begin before
-the supervisor's. A nursery that dies takes its workers with it; until a new one is ready, and wherever none comes up,
-workers are run as programs instead.
+the supervisor's. A nursery that dies takes its workers with it and is started again; where none comes up, workers are
+run as programs instead.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -34,37 +34,52 @@ from cluster.spawner import Spawned, Spawner
 
 NURSERY_COMMAND: Final = (sys.executable, "-m", "cluster.nursery_main")
 READY_TIMEOUT_S: Final = 30.0
+MAX_RESTARTS: Final = 3
 SINGLE_THREADED: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A fork copies one thread: libraries must not start pools of theirs at import."""
 
 
 class Nursery:
-    """A Spawner. ``fallback`` makes the process where the nursery cannot."""
+    """A Spawner. ``fallback`` makes the process where the nursery cannot.
 
-    def __init__(self, process: "subprocess.Popen[bytes]", sock: socket.socket, fallback: Spawner) -> None:
-        self._process = process
-        self._socket = sock
+    A nursery that dies is started again, at most ``MAX_RESTARTS`` times; ``on_death`` (to be set by the owner) is told
+    in one line.
+    """
+
+    def __init__(self, fallback: Spawner, command: Sequence[str]) -> None:
         self._fallback = fallback
-        self._started_at = time.monotonic()
+        self._command = tuple(command)
         self._waiting: deque[asyncio.Future[Answer]] = deque()  # requests in order, as are the answers
         self._reading: asyncio.Task[None] | None = None
-        self._is_ready = False
-        self._is_gone = False
+        self._restarts = 0
+        self._is_closing = False
+        self.on_death: Callable[[str], None] = lambda line: None
+        self._begin()
 
-    @classmethod
-    def start(cls, fallback: Spawner, command: Sequence[str] = NURSERY_COMMAND) -> Self:
-        """Begin the nursery's imports. Its output goes where this process's does. Raises OSError."""
+    def _begin(self) -> None:
+        """A new process, importing. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            process = subprocess.Popen(
-                [*command, "--fd", str(theirs.fileno())],
+            self._process = subprocess.Popen(
+                [*self._command, "--fd", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env={**os.environ, **SINGLE_THREADED},
             )
         ours.setblocking(False)
-        return cls(process, ours, fallback)
+        self._socket = ours
+        self._started_at = time.monotonic()
+        self._is_ready = False
+        self._is_gone = False
+
+    @classmethod
+    def start(cls, fallback: Spawner, command: Sequence[str] = NURSERY_COMMAND) -> Self:
+        """Begin the nursery's imports, from the main thread. Its output goes where this process's does.
+
+        Raises OSError.
+        """
+        return cls(fallback, command)
 
     @property
     def pid(self) -> int:
@@ -72,7 +87,7 @@ class Nursery:
 
     def listen(self) -> None:
         """Begin to take answers; call it once, on the event loop."""
-        self._reading = asyncio.create_task(self._read(), name="nursery")
+        self._reading = asyncio.create_task(self._read_for_ever(), name="nursery")
 
     @property
     def is_pending(self) -> bool:
@@ -98,6 +113,7 @@ class Nursery:
 
     async def close(self) -> None:
         """End it, and with it whatever it forked that is still alive."""
+        self._is_closing = True
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
@@ -121,7 +137,24 @@ class Nursery:
         except ConnectionError:
             return None
 
+    async def _read_for_ever(self) -> None:
+        while True:
+            await self._read()
+            pid, code = self.pid, await asyncio.to_thread(self._process.wait)
+            if self._is_closing or self._restarts >= MAX_RESTARTS:
+                self.on_death(
+                    f"the nursery (pid {pid}, exit code {code}) is gone; workers are run as programs"
+                )
+                return
+            self._restarts += 1
+            self._socket.close()
+            self._begin()
+            self.on_death(
+                f"the nursery (pid {pid}, exit code {code}) died and its workers with it; a new one starts"
+            )
+
     async def _read(self) -> None:
+        """Take answers until the process ends."""
         loop = asyncio.get_running_loop()
         try:
             while packet := await loop.sock_recv(self._socket, MAX_MESSAGE_BYTES):

@@ -156,7 +156,7 @@ def _decode(raw: bytes, is_chat: bool) -> _CompletionBody | _ChatBody:
     except msgspec.ValidationError as error:
         what, _, at = str(error).partition(" - at `$.")
         raise ApiError(400, f"{at.rstrip('`') or 'body'}: {what}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # or nested deeper than any request is
         raise ApiError(400, f"the body is not JSON: {error}") from error
 
 

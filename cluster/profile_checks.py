@@ -6,6 +6,9 @@ from typing import Any, Final
 
 from cluster.units import parse_bits_per_s, parse_bytes
 
+MAX_WORKERS: Final = 32
+"""Processes on one machine: more is a slip of the finger."""
+
 _CHOICES: Final = {
     "cluster.mode": ("disagg", "colocated"),
     "cluster.handoff": ("always", "auto", "never"),
@@ -93,6 +96,9 @@ def _combination_problems(plain: dict[str, Any]) -> Iterator[str]:
         yield f"link.loss is {loss}; allowed is 0 to below 1"
     if plain["cluster"]["mode"] == "disagg" and plain["cluster"]["prefill"] < 1:
         yield "cluster.prefill is 0; mode disagg needs 1 or more"
+    num_workers = plain["cluster"]["prefill"] + plain["cluster"]["decode"]
+    if num_workers > MAX_WORKERS:
+        yield f"cluster.prefill + cluster.decode is {num_workers}; allowed is {MAX_WORKERS} or fewer"
     budget, num_seqs = plain["engine"]["max_num_batched_tokens"], plain["engine"]["max_num_seqs"]
     if budget < num_seqs:
         yield (

@@ -35,7 +35,7 @@ from cluster.control import (
     WorkerLoad,
 )
 from cluster.dispatch import RouterLimits
-from cluster.events import Event, RouterStats
+from cluster.events import Event, RequestRejected, RouterStats
 from cluster.json_stream import JsonStream
 from cluster.open_requests import SOURCE
 from cluster.planner import should_transfer
@@ -189,6 +189,10 @@ class Router:
             )
         )
         return request_id, queue
+
+    def refused(self, status: int, reason: str) -> None:
+        """A request was turned away before it had an id; it counts all the same."""
+        self._events.append(RequestRejected(at=time.monotonic(), source=SOURCE, reason=reason, status=status))
 
     def leave(self, request_id: str) -> None:
         """The client is served or gone; what still runs for it stops."""

@@ -3,12 +3,13 @@
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 
 from cluster.control import Command, CommandSent
 from cluster.events import encode_event
@@ -41,7 +42,10 @@ class RouterHttp:
         self._started_at = int(time.time())
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=parse_bytes(self._router.spec.profile.router.max_body))
+        app = web.Application(
+            client_max_size=parse_bytes(self._router.spec.profile.router.max_body),
+            middlewares=[_errors_as_json],
+        )
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
@@ -61,27 +65,10 @@ class RouterHttp:
 
     async def _generate(self, http: web.Request, is_chat: bool) -> web.StreamResponse:
         try:
-            raw = await http.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            limit = self._router.spec.profile.router.max_body
-            return _error(413, f"the body is larger than {limit} (router.max_body): {error.text}")
-        arrived_at = time.monotonic()
-        label = http.headers.get("x-pdconsole-label", "client")
-        try:
-            if label not in LABELS:
-                raise ApiError(400, f"x-pdconsole-label is {label!r}; allowed: {', '.join(LABELS)}")
-            request = parse_request(
-                raw,
-                is_chat,
-                self._tokenizer,
-                self._model_id,
-                self._model.max_model_len,
-                self._model.vocab_size,
-            )
+            request, label, arrived_at = await self._read(http, is_chat)
         except ApiError as error:
-            return _error(error.status, error.message)
-        if not self._router.readiness:
-            return _error(503, "no worker pair is ready", retry_after_s=1)
+            self._router.refused(error.status, error.message)
+            return _error(error.status, error.message, 1 if error.status == 503 else 0)
         request_id, queue = self._router.submit(
             request.prompt_token_ids,
             request.sampling,
@@ -97,6 +84,27 @@ class RouterHttp:
             return await self._whole(request_id, answer, replies)
         finally:
             self._router.leave(request_id)
+
+    async def _read(self, http: web.Request, is_chat: bool) -> tuple[ApiRequest, str, float]:
+        """The checked request, its label, and when it was fully read. Raises ApiError."""
+        limit = self._router.spec.profile.router.max_body
+        try:
+            raw = await http.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise ApiError(413, f"the body is larger than {limit} (router.max_body): {error.text}") from error
+        except ContentEncodingError as error:
+            raise ApiError(400, f"the body is not what its Content-Encoding says: {error.message}") from error
+        arrived_at = time.monotonic()
+        label = http.headers.get("x-pdconsole-label", "client")
+        if label not in LABELS:
+            raise ApiError(400, f"x-pdconsole-label is {label!r}; allowed: {', '.join(LABELS)}")
+        model = self._model
+        request = parse_request(
+            raw, is_chat, self._tokenizer, self._model_id, model.max_model_len, model.vocab_size
+        )
+        if not self._router.readiness:
+            raise ApiError(503, "no worker pair is ready")
+        return request, label, arrived_at
 
     async def _stream(
         self, http: web.Request, request_id: str, answer: "_Answer", replies: Replies, request: ApiRequest
@@ -261,6 +269,20 @@ class _Answer:
         self._router.apply(TokensWritten(self._request_id, count))
         if self._stop_matched:
             self._router.apply(StopMatched(self._request_id))
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Unknown paths and methods answer in the API's own shape too."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        response = _error(error.status, f"{request.method} {request.path}: {error.reason}")
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
 
 
 def _json(tree: object, status: int = 200) -> web.Response:

@@ -3,9 +3,11 @@
 import asyncio
 import signal
 import sys
+import time
 from typing import Final
 
 from cluster.control import CommandSent, SupervisorSpec
+from cluster.events import NoteAdded
 from cluster.json_stream import JsonStream, StreamError
 from cluster.nursery import Nursery
 from cluster.spawner import ProgramSpawner
@@ -31,6 +33,7 @@ async def supervise(parent_fd: int, nursery: Nursery) -> int:
         worker_spawner=nursery,
         router_spawner=ProgramSpawner(ROUTER_COMMAND),
     )
+    nursery.on_death = lambda line: supervisor.emit(NoteAdded(at=time.monotonic(), text=line))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, supervisor, number)

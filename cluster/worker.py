@@ -178,6 +178,7 @@ class Worker:
             return
         old, self._router = self._router, stream
         if old is not None:
+            self._thread.post(lambda: self._sides.abort_all("another router took over"))
             await old.close()
         try:
             while (message := await stream.receive()) is not None:
@@ -185,11 +186,9 @@ class Worker:
         except StreamError as error:
             print(f"request port: {error}", flush=True)
         finally:
-            if self._router is stream:
+            if self._router is stream:  # else its requests were dropped when the next router came
                 self._router = None
-            self._thread.post(
-                lambda: self._sides.abort_all("router gone")
-            )  # nobody is left to take their tokens
+                self._thread.post(lambda: self._sides.abort_all("router gone"))
             await stream.close()
 
     def _router_said(self, message: AnyMessage) -> None:

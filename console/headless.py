@@ -23,6 +23,7 @@ from cluster.events import (
     RequestFailed,
     RequestFinished,
     RequestRejected,
+    WorkerExited,
 )
 from cluster.run_log import EVENTS_FILE, LogTail
 from console.feed_text import feed_line
@@ -83,6 +84,8 @@ class Progress:
             self._open.add(event.request_id)
         elif isinstance(event, RequestFinished | RequestFailed | RequestCancelled | RequestRejected):
             self._open.discard(event.request_id)
+        elif isinstance(event, WorkerExited) and event.role == "router":
+            self._open.clear()  # their streams broke with it
         line = feed_line(event)
         if line is not None and not line.routine:
             self.say(clean(line.text), event.at)

@@ -8,6 +8,7 @@ request, ITL between the chunks that arrive.
 import argparse
 import asyncio
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -73,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.duration is not None and not 0 < args.duration < math.inf:
+        raise UserError(f"--duration is {args.duration:g}; allowed is above 0")
     target = _target(args)
     profile = _with_options(target.profile, args)
     return asyncio.run(_drive(args, Target(target.url, profile)))
@@ -83,8 +86,10 @@ def _target(args: argparse.Namespace) -> Target:
         return Target(args.url, load_profile(args.profile or DEFAULT_PROFILE))
     record = find_run(args.run) if args.run else latest_run(alive_only=True)
     if record is None or record.info is None or not record.is_alive:
-        which = f"run {args.run} is not up" if args.run else "no cluster is up on this machine"
-        raise UserError(f"{which}; start one with pdconsole up, or give --url", EXIT_ENVIRONMENT)
+        which = f"run {args.run} is not up" if args.run else "no cluster of this data directory is up"
+        raise UserError(
+            f"{which}; start one with pdconsole up, or name it with --run DIR or --url", EXIT_ENVIRONMENT
+        )
     return Target(record.info.url, load_profile(args.profile) if args.profile else record.info.profile)
 
 
@@ -102,7 +107,7 @@ def _with_options(profile: Profile, args: argparse.Namespace) -> Profile:
     options = shape | ({"prompts": args.prompts} if is_burst else steady_only)
     given = {key: value for key, value in options.items() if value is not None}
     for key, value in given.items():
-        if value <= 0 and key != "seed":
+        if not (0 < value < math.inf) and key != "seed":
             raise UserError(
                 f"--{key.removesuffix('_per_s').replace('_', '-')} is {value:g}; allowed is above 0"
             )

@@ -15,6 +15,7 @@ from cluster.profile import Profile, ProfileError, builtin_profiles, load_profil
 from cluster.run_dir import make_run_dir
 from console.errors import UserError
 from console.up_plan import UpPlan
+from engine.model_ids import ModelError, resolve_model
 
 DEFAULT_PROFILE: Final = "10gbe"
 
@@ -101,6 +102,10 @@ def run(args: argparse.Namespace) -> int:
     load = "" if args.load == "none" else args.load
     if load and load not in profile.load:
         raise ProfileError(f"--load {load!r} is unknown; allowed: none, {', '.join(profile.load)}")
+    try:
+        resolve_model(profile.model.id)
+    except ModelError as error:
+        raise UserError(f"--model: {error}") from error
     headless = args.headless or args.json or not _on_terminal()
     if args.duration is not None and not headless:
         raise UserError("--duration needs --headless; the console runs until you quit it")

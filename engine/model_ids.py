@@ -111,7 +111,7 @@ def resolve_model(model: str | Path) -> ModelSource:
         if not (path / "config.json").is_file():
             raise ModelError(
                 f"model {model_id!r} is not on this machine ({path} is missing or incomplete); "
-                f"fetch it with: pdconsole model get {model_id}"
+                f"put the files of Hugging Face's {DOWNLOADABLE[model_id]} there"
             )
         return _directory(model_id, path)
     path = Path(model).expanduser()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.child_process import last_lines
-from cluster.nursery import Nursery
+from cluster.nursery import MAX_RESTARTS, Nursery
 from cluster.nursery_messages import (
     Fork,
     Forked,
@@ -97,9 +97,11 @@ async def test_ends_are_told_apart(nursery: Nursery, tmp_path: Path) -> None:
     assert last_lines(log, 1) == "RuntimeError: broken on purpose"
 
 
-async def test_a_dead_nursery_takes_its_children_along_and_programs_take_over(
+async def test_a_dead_nursery_takes_its_children_along_and_comes_back(
     nursery: Nursery, tmp_path: Path
 ) -> None:
+    told: list[str] = []
+    nursery.on_death = told.append
     ours, theirs = socket.socketpair()
     with ours, theirs:
         spawned = await nursery.spawn("child", tmp_path / "log", theirs.fileno(), ())
@@ -107,16 +109,25 @@ async def test_a_dead_nursery_takes_its_children_along_and_programs_take_over(
         os.kill(nursery.pid, signal.SIGKILL)
         await until(lambda: not is_alive(spawned.pid), "the child's end")
         assert await spawned.reap() == -signal.SIGKILL
-        program = await nursery.spawn("next", tmp_path / "log", theirs.fileno(), ())
-        assert await program.reap() == 9
-    assert not nursery.is_pending
+        await until(lambda: bool(told) and not nursery.is_pending, "the next nursery")
+    assert "died and its workers with it" in told[0]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        spawned = await nursery.spawn("next", tmp_path / "log", theirs.fileno(), ())
+        await hear(ours)
+        ours.send(b"3")
+        assert await spawned.reap() == 3
 
 
 async def test_a_nursery_that_never_comes_up_is_not_waited_for(tmp_path: Path) -> None:
     made = Nursery.start(FALLBACK, (sys.executable, "-c", "import sys; sys.exit(1)"))
+    told: list[str] = []
+    made.on_death = told.append
     assert made.is_pending
     made.listen()
-    await until(lambda: not made.is_pending, "the nursery's end")
+    await until(lambda: len(told) == MAX_RESTARTS + 1, "the last nursery's end")
+    assert "run as programs" in told[-1]
+    assert not made.is_pending
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert await (await made.spawn("child", tmp_path / "log", theirs.fileno(), ())).reap() == 9

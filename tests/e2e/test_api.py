@@ -7,7 +7,14 @@ import httpx2
 import openai
 import pytest
 
-from cluster.events import CodecChanged, ModeChanged, RequestDispatched, RequestFinished, TransferCompleted
+from cluster.events import (
+    CodecChanged,
+    ModeChanged,
+    RequestDispatched,
+    RequestFinished,
+    RequestRejected,
+    TransferCompleted,
+)
 from tests.e2e.client import Client
 from tests.e2e.conftest import RunningCluster
 
@@ -99,7 +106,16 @@ def test_bad_requests_are_refused_with_numbers_and_disturb_nobody(running_cluste
         assert httpx2.post(cluster.url + "/v1/completions", content=b"{", trust_env=False).status_code == 400
         assert client.post("/v1/completions", {"prompt": "x", "temperature": "hot"}).status_code == 400
         assert client.post("/v1/completions", {"prompt": "x" * 9_000_000}).status_code == 413
-        assert client.get("/v1/nothing").status_code == 404
+        assert client.get("/v1/nothing").json()["error"]["code"] == 404
+        assert client.get("/v1/completions").json()["error"]["code"] == 405
+        deep = httpx2.post(cluster.url + "/v1/completions", content=b"[" * 100_000, trust_env=False)
+        assert deep.json()["error"]["code"] == 400
+        zipped = {"Content-Encoding": "gzip"}
+        lie = httpx2.post(cluster.url + "/v1/completions", content=b"x", headers=zipped, trust_env=False)
+        assert lie.json()["error"]["code"] == 400
+        refused = [e.status for e in cluster.events() if isinstance(e, RequestRejected)]
+        assert refused.count(400) >= 3
+        assert 413 in refused
         assert client.get("/events?from=x").status_code == 400
         assert client.post("/admin/command", {"msg": "stop_cluster"}).status_code == 401
         assert client.command({"msg": "no_such_command"}).status_code == 400

@@ -108,7 +108,9 @@ def test_unknown_ids_name_what_is_allowed(tmp_path: Path, monkeypatch: pytest.Mo
         ModelError, match="synthetic preset 'huge' is unknown; allowed are nano, gpt2-small, smollm2"
     ):
         resolve_model("synthetic:huge")
-    with pytest.raises(ModelError, match="fetch it with: pdconsole model get smollm2-135m"):
+    with pytest.raises(
+        ModelError, match="put the files of Hugging Face's HuggingFaceTB/SmolLM2-135M-Instruct there"
+    ):
         resolve_model("smollm2-135m")
     with pytest.raises(ModelError, match=r"cannot read .*config.json: No such file"):
         resolve_model(tmp_path)
