@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Final
 
-from cluster.control import CommandSent, SupervisorSpec
+from cluster.control import CommandSent, Ping, Pong, SupervisorSpec
 from cluster.events import NoteAdded
 from cluster.json_stream import JsonStream, StreamError
 from cluster.nursery import Nursery
@@ -62,6 +62,8 @@ async def listen(parent: JsonStream, supervisor: Supervisor) -> None:
         while (message := await parent.receive()) is not None:
             if isinstance(message, CommandSent):
                 supervisor.take(message)
+            elif isinstance(message, Ping):
+                parent.send(Pong(seq=message.seq))
     except StreamError as error:
         reason = f"the parent link broke: {error}"
     supervisor.request_stop(reason)

@@ -9,6 +9,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from cluster.control import (
     Command,
     CommandDone,
     CommandSent,
+    Ping,
     StartFailed,
     StopCluster,
     SupervisorSpec,
@@ -30,6 +32,9 @@ from console.signals import Outcome, Signals
 SUPERVISOR_MODULE: Final = "cluster.supervisor_main"
 STOP_MARGIN_S: Final = 10.0
 """Beyond the profile's own grace: writing the summary, removing the links."""
+
+PING_INTERVAL_S: Final = 0.5
+SILENCE_LIMIT_S: Final = 5.0
 
 _LIFELINE_WAIT_S: Final = 3.0
 _LOG_LINES_SHOWN: Final = 5
@@ -53,6 +58,9 @@ class SupervisorClient:
         self._answered = asyncio.Event()
         self._gone = asyncio.Event()
         self._reader = asyncio.create_task(self._read(), name="parent link")
+        self._watcher = asyncio.create_task(self._watch(), name="supervisor's heartbeat")
+        self._heard_at = time.monotonic()
+        self._fault = ""
         self.stopped: SupervisorStopped | None = None
 
     @classmethod
@@ -115,6 +123,7 @@ class SupervisorClient:
 
         Safe to call again, and after the supervisor has died.
         """
+        self._watcher.cancel()  # writing the summary of a long run takes its time
         if not self.is_gone:
             self._last_command_id += 1
             stop = StopCluster(reason=reason)
@@ -126,7 +135,7 @@ class SupervisorClient:
             escalate()
             if await self._has_exited(_LIFELINE_WAIT_S):
                 break
-        await asyncio.wait({self._reader})
+        await asyncio.wait({self._reader, self._watcher})
 
     def kill(self) -> None:
         """At once, without a summary: workers and router follow by their own lifelines."""
@@ -137,6 +146,7 @@ class SupervisorClient:
         await self._has_exited(_LIFELINE_WAIT_S)
         code = self._process.poll()
         how = "is still running" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
+        how = self._fault or how
         lines = last_lines(self._log, _LOG_LINES_SHOWN)
         return f"the supervisor ended unexpectedly ({how}); last lines of {self._log}:" + "".join(
             f"\n  {line}" for line in lines or ["(empty)"]
@@ -147,9 +157,23 @@ class SupervisorClient:
             await asyncio.to_thread(self._process.wait, timeout_s)
         return self._process.poll() is not None
 
+    async def _watch(self) -> None:
+        """A supervisor that is stopped or stuck supervises nothing: end it, and the cluster with it."""
+        seq = 0
+        while not self.is_gone:
+            await asyncio.sleep(PING_INTERVAL_S)
+            if isinstance(self._answer, SupervisorUp):  # before that its start has limits of its own
+                seq += 1
+                self._stream.send(Ping(seq=seq))
+                if time.monotonic() - self._heard_at > SILENCE_LIMIT_S:
+                    self._fault = f"it did not answer for {SILENCE_LIMIT_S:g} s and was killed"
+                    self._process.kill()
+                    return
+
     async def _read(self) -> None:
         try:
             while (message := await self._stream.receive()) is not None:
+                self._heard_at = time.monotonic()
                 if isinstance(message, CommandDone):
                     answer = self._waiting.get(message.command_id)
                     if answer is not None and not answer.done():

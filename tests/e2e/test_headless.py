@@ -110,6 +110,15 @@ def test_kill_9_of_the_supervisor_is_told_and_leaves_nothing(
     assert wait_until_none(lambda: processes_of(pdconsole_home)) == []
 
 
+def test_hung_supervisor_is_noticed_and_leaves_nothing(running_cluster: Start, pdconsole_home: Path) -> None:
+    cluster = running_cluster().wait_ready()
+    os.kill(cluster.info.supervisor_pid, signal.SIGSTOP)
+    ended = cluster.end()
+    assert ended.exit_code == 1
+    assert "did not answer for 5 s and was killed" in ended.stderr
+    assert wait_until_none(lambda: processes_of(pdconsole_home)) == []
+
+
 def test_kill_9_of_everything_at_once_leaves_no_worker(running_cluster: Start, pdconsole_home: Path) -> None:
     cluster = running_cluster().wait_ready()
     for pid in (cluster.process.pid, cluster.info.supervisor_pid):
