@@ -111,7 +111,7 @@ def test_configured_event_shows_asked_backend_and_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "expected"), [(1e6, 2**20), (1e9, 12_500_000), (1e11, 64 * 2**20), (0.0, 64 * 2**20)]
+    ("rate", "expected"), [(1e6, 4 * 2**20), (1e9, 12_500_000), (1e11, 64 * 2**20), (0.0, 64 * 2**20)]
 )
 def test_probe_is_a_tenth_of_a_second_within_bounds(rate: float, expected: int) -> None:
     assert probe_bytes(rate) == expected

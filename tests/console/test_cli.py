@@ -107,7 +107,7 @@ def test_a_run_directory_in_use_is_refused(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_load_without_a_cluster_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no cluster is up on this machine" in complaint(capsys, "load", "steady", exit_code=3)
+    assert "no cluster of this data directory is up" in complaint(capsys, "load", "steady", exit_code=3)
     nobody = complaint(capsys, "load", "steady", "--url", "http://127.0.0.1:1", exit_code=3)
     assert "no router answers at http://127.0.0.1:1: Connection refused" in nobody
 
