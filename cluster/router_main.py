@@ -1,17 +1,15 @@
 """``python -m cluster.router_main --fd N``: the router, spawned by a supervisor over an inherited parent link."""
 
-import argparse
-import asyncio
 import os
-import signal
 import socket
 import sys
 
 from aiohttp import web
 
+from cluster.child_main import child_main
 from cluster.control import RouterSpec, RouterUp, StartFailed
 from cluster.json_stream import JsonStream
-from cluster.process_guard import ParentGone, die_with_parent, keep_from_children, pin_to
+from cluster.process_guard import keep_from_children, pin_to
 from cluster.router import Router
 from cluster.router_http import RouterHttp
 from engine.model_ids import ModelError, resolve_model
@@ -54,18 +52,5 @@ async def run(fd: int) -> int:
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="cluster.router_main")
-    parser.add_argument("--fd", type=int, required=True, help="inherited parent link")
-    fd = parser.parse_args().fd
-    try:
-        die_with_parent(fd)
-    except ParentGone:
-        return 0
-    keep_from_children(fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    return asyncio.run(run(fd))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child_main("cluster.router_main", run))

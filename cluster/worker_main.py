@@ -1,15 +1,13 @@
 """``python -m cluster.worker_main --fd N``: one worker, spawned by a supervisor over an inherited parent link."""
 
-import argparse
-import asyncio
 import os
-import signal
 import socket
 import sys
 
+from cluster.child_main import child_main
 from cluster.control import StartFailed, WorkerSpec
 from cluster.json_stream import JsonStream
-from cluster.process_guard import ParentGone, die_with_parent, enter_netns, keep_from_children, pin_to
+from cluster.process_guard import enter_netns, pin_to
 from cluster.profile import Profile
 from cluster.worker import Worker
 from engine.config import EngineConfig
@@ -62,18 +60,5 @@ async def run(fd: int) -> int:
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="cluster.worker_main")
-    parser.add_argument("--fd", type=int, required=True, help="inherited parent link")
-    fd = parser.parse_args().fd
-    try:
-        die_with_parent(fd)
-    except ParentGone:
-        return 0
-    keep_from_children(fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    return asyncio.run(run(fd))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child_main("cluster.worker_main", run))
