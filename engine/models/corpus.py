@@ -105,6 +105,15 @@ def read_modules(root: Path) -> list[Module]:
     return modules
 
 
+def longest_held_out(root: Path) -> str:
+    """Source of the longest module that is never trained on. Raises OSError where it is missing."""
+    texts = []
+    for name in HELD_OUT:
+        with tokenize.open(root / name) as file:
+            texts.append(file.read())
+    return max(texts, key=len)
+
+
 def split_pieces(module: Module) -> list[str]:
     """Functions, methods and short classes of a module, each dedented to stand alone."""
     pieces = []

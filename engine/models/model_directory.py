@@ -13,8 +13,6 @@ from tokenizers import Tokenizer
 from engine.models.corpus import CHAT_TEMPLATE, END_IDS, END_OF_TEXT, HELD_OUT, SPECIAL_TOKENS
 from engine.models.training_model import Shape, TrainingModel
 
-EXCERPT_FILE = "held_out.txt"
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -46,13 +44,13 @@ class Recipe:
     bits_per_byte: float
     bits_per_byte_by_position: dict[str, float]
     held_out_bytes: int
+    excerpt_bytes: int
+    excerpt_sha256: str  # of the text, for whoever measures it again
     excerpt_bits_per_byte: float
     samples: tuple[Sample, ...]
 
 
-def write_directory(
-    directory: Path, model: TrainingModel, tokenizer: Tokenizer, recipe: Recipe, excerpt: str
-) -> None:
+def write_directory(directory: Path, model: TrainingModel, tokenizer: Tokenizer, recipe: Recipe) -> None:
     """Fill an existing directory. Weights are stored in bfloat16."""
     ends = list(END_IDS)
     weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
@@ -66,7 +64,6 @@ def write_directory(
     )
     _write_json(directory / "tokenizer_config.json", tokenizer_config(model.shape))
     _write_json(directory / "recipe.json", dataclasses.asdict(recipe))
-    (directory / EXCERPT_FILE).write_bytes(excerpt.encode())
     (directory / "README.md").write_text(model_card(recipe, model.shape), encoding="utf-8")
 
 
@@ -154,7 +151,7 @@ sequences and holds up over {shape.max_positions:,} positions. It is not an assi
 The standard library of the Python interpreter that ran the recipe: source files, single functions, the language
 reference that `help()` shows, docstrings, and requests made from docstrings with the function as the answer. Tests,
 character tables and third-party packages are left out. Python is © Python Software Foundation and licensed under the
-PSF License Version 2; `{EXCERPT_FILE}` is an excerpt of it and comes under the same licence, as do the weights.
+PSF License Version 2; the weights come under the same licence.
 
 ## Recipe
 
@@ -176,7 +173,8 @@ Measured on modules left out of training ({", ".join(f"`{name}`" for name in HEL
 |---|---|
 {buckets}
 
-`{EXCERPT_FILE}` alone, after one end-of-text token: {recipe.excerpt_bits_per_byte:.4f}.
+The first {recipe.excerpt_bytes:,} bytes of the longest of them alone, after one end-of-text token:
+{recipe.excerpt_bits_per_byte:.4f}.
 
 ## Samples, greedy
 

@@ -6,6 +6,7 @@ writes a Hugging Face directory with its own model card.
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import platform
 import random
@@ -90,9 +91,9 @@ def make(out: Path, minutes: float, *, corpus: Corpus, shape: Shape, seed: int, 
     report = train(model, packer, budget_s, compiled=compiled, report=lambda line: print(line, flush=True))
     # Measured as stored: rounded to bfloat16, computed in float32.
     model.to(torch.bfloat16).to(torch.float32)
-    recipe, excerpt = measure(model, tokenizer, corpus, report, minutes=minutes, seed=seed, compiled=compiled)
+    recipe = measure(model, tokenizer, corpus, report, minutes=minutes, seed=seed, compiled=compiled)
     staging = Path(tempfile.mkdtemp(prefix=".tiny-", dir=out.parent))
-    write_directory(staging, model, tokenizer, recipe, excerpt)
+    write_directory(staging, model, tokenizer, recipe)
     replace_directory(staging, out)
     print(json.dumps(dataclasses.asdict(recipe), indent=1))
 
@@ -108,6 +109,15 @@ def documents_of(corpus: Corpus, kind: str) -> tuple[str, ...]:
     return by_kind[kind]
 
 
+def held_out_excerpt(text: str, tokenizer: Tokenizer) -> str:
+    """The beginning of a text, about as many tokens as the model has positions."""
+    # Cutting text at a token's edge may not encode to the same tokens; decoding and encoding again is exact.
+    excerpt: str = tokenizer.decode(tokenizer.encode(text).ids[: EXCERPT_TOKENS - 64])
+    while len(tokenizer.encode(excerpt).ids) > EXCERPT_TOKENS:
+        excerpt = excerpt[:-1]
+    return excerpt
+
+
 def measure(
     model: TrainingModel,
     tokenizer: Tokenizer,
@@ -117,18 +127,14 @@ def measure(
     minutes: float,
     seed: int,
     compiled: bool,
-) -> tuple[Recipe, str]:
-    """Figures for the card, and the held-out excerpt whose figure a test can recompute."""
+) -> Recipe:
+    """Figures for the card."""
     stream = [END_OF_TEXT_ID] + [
         token for document in encode_documents(tokenizer, corpus.held_out) for token in document
     ]
     sizes = bytes_per_token(tokenizer)
     held_out = bits_per_byte(model, stream, sizes)
-    # Cutting text at a token's edge may not encode to the same tokens; decoding and encoding again is exact.
-    longest = max(corpus.held_out, key=len)
-    excerpt = tokenizer.decode(tokenizer.encode(longest).ids[: EXCERPT_TOKENS - 64])
-    while len(tokenizer.encode(excerpt).ids) > EXCERPT_TOKENS:
-        excerpt = excerpt[:-1]
+    excerpt = held_out_excerpt(max(corpus.held_out, key=len), tokenizer)
     row = torch.tensor([[END_OF_TEXT_ID, *tokenizer.encode(excerpt).ids]])
     with torch.no_grad():
         excerpt_bits = model.losses(row).double().sum().item() / torch.log(torch.tensor(2.0)).item()
@@ -154,10 +160,12 @@ def measure(
         bits_per_byte=round(held_out.overall, 4),
         bits_per_byte_by_position={name: round(value, 4) for name, value in held_out.by_position.items()},
         held_out_bytes=sum(len(text.encode()) for text in corpus.held_out),
+        excerpt_bytes=len(excerpt.encode()),
+        excerpt_sha256=hashlib.sha256(excerpt.encode()).hexdigest(),
         excerpt_bits_per_byte=round(excerpt_bits / len(excerpt.encode()), 4),
         samples=tuple(samples),
     )
-    return recipe, excerpt
+    return recipe
 
 
 def replace_directory(new: Path, old: Path) -> None:
