@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -193,12 +192,3 @@ def group_members(group: int) -> list[int]:
                 if int(fields[2]) == group and fields[0] not in "ZX":
                     members.append(int(name))
     return members
-
-
-def last_lines(path: Path, num_lines: int) -> str:
-    """The end of a text file; "" when there is none."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return "".join(deque(file, maxlen=num_lines)).rstrip()
-    except OSError:
-        return ""

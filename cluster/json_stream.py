@@ -58,11 +58,6 @@ class JsonStream:
         with contextlib.suppress(ConnectionError, OSError):
             await self._writer.drain()
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes queued here that the peer has not taken yet."""
-        return self._writer.transport.get_write_buffer_size()
-
     async def close(self) -> None:
         self._writer.close()
         with contextlib.suppress(ConnectionError, OSError):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from cluster.child_process import ChildProcess, group_members, last_lines
+from cluster.child_process import ChildProcess, group_members
 from cluster.control import AnyMessage, Ping, StartFailed
 from cluster.events import (
     Event,
@@ -22,6 +22,7 @@ from cluster.events import (
     WorkerStarting,
 )
 from cluster.heartbeat import PING_INTERVAL_S, Heartbeats
+from cluster.log_lines import last_text
 from cluster.process_slot import ProcessSlot
 from cluster.profile import SupervisorSection
 from cluster.restart_policy import ExitStatus, GiveUp, StartLater, StartNow, plan_starts
@@ -227,7 +228,7 @@ class ProcessSet:
                 at=time.monotonic(),
                 worker_id=slot.process_id,
                 reason=slot.failed,
-                detail=last_lines(log_path, LOG_LINES_KEPT),
+                detail=last_text(log_path, LOG_LINES_KEPT),
             )
         )
         self._on_change(slot)

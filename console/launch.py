@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +25,7 @@ from cluster.control import (
     SupervisorUp,
 )
 from cluster.json_stream import JsonStream, StreamError
+from cluster.log_lines import last_lines
 from console.errors import UserError
 from console.signals import Outcome, Signals
 
@@ -210,15 +210,6 @@ async def _finished(task: asyncio.Task[None]) -> None:
 
 def supervisor_log(run_dir: Path) -> Path:
     return run_dir / "logs" / "supervisor.log"
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """The last ``count`` lines of a text file, without ends; [] when it is missing or empty."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return [line.rstrip("\n") for line in deque(file, maxlen=count)]
-    except FileNotFoundError:
-        return []
 
 
 def _gone_answer(command_id: int) -> CommandDone:

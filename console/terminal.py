@@ -1,4 +1,4 @@
-"""The terminal itself: whether there is one, and writing to it without ever being held up by it.
+"""Writing to the terminal without ever being held up by it.
 
 Textual writes from a thread behind a short queue. A terminal that takes nothing (a stalled ssh session) would fill
 that queue and stop the event loop; one that is gone would end the thread and do the same. Here both only lose what
@@ -16,12 +16,6 @@ from textual.drivers.linux_driver import LinuxDriver
 STALL_MS: Final = 2000
 _CANCEL: Final = b"\x18"
 """Ends an escape sequence that was cut in the middle."""
-
-
-def is_terminal() -> bool:
-    """The console can be drawn: stdin, stdout and stderr are terminals (Textual draws on stderr)."""
-    streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    return all(stream is not None and not stream.closed and stream.isatty() for stream in streams)
 
 
 class TerminalWriter:

@@ -6,7 +6,6 @@ cluster runs without it.
 
 import argparse
 import importlib
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from cluster.control import SupervisorSpec
 from cluster.profile import Profile, ProfileError, builtin_profiles, load_profile, parse_setting
 from cluster.run_dir import make_run_dir
 from console.errors import UserError
+from console.tty import is_terminal
 from console.up_plan import UpPlan
 from engine.model_ids import ModelError, resolve_model
 
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         resolve_model(profile.model.id)
     except ModelError as error:
         raise UserError(f"--model: {error}") from error
-    headless = args.headless or args.json or not _on_terminal()
+    headless = args.headless or args.json or not is_terminal()
     if args.duration is not None and not headless:
         raise UserError("--duration needs --headless; the console runs until you quit it")
     name, run_dir = make_run_dir(args.run_dir)
@@ -120,11 +120,6 @@ def run(args: argparse.Namespace) -> int:
     module = importlib.import_module("console.headless" if headless else "console.interactive")
     exit_code: int = module.run(plan)
     return exit_code
-
-
-def _on_terminal() -> bool:
-    """Textual draws on stderr and reads stdin; a stdout that is not a terminal means a script wants the summary."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def _seconds(text: str) -> float:

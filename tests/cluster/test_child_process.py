@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.child_process import ChildProcess, group_members, last_lines
+from cluster.child_process import ChildProcess, group_members
 from cluster.control import AnyMessage, Events, Ping, Pong, WorkerUp
+from cluster.log_lines import last_text
 from cluster.restart_policy import ExitStatus
 from cluster.spawner import ProgramSpawner, SpawnError
 from tests.cluster.supervision import child_command, is_alive, until, until_now
@@ -65,8 +66,8 @@ async def test_child_leads_its_own_session_and_writes_to_its_log(owner: Owner) -
     child = await owner.spawn("plain")
     await owner.ready(child)
     assert os.getsid(child.pid) == child.pid
-    assert last_lines(owner.log, 1) == "to standard error"
-    assert last_lines(owner.log, 20).splitlines() == ["plain started", "to standard error"]
+    assert last_text(owner.log, 1) == "to standard error"
+    assert last_text(owner.log, 20).splitlines() == ["plain started", "to standard error"]
     assert owner.log.stat().st_mode & 0o777 == 0o600
     await child.stop(grace_s=20)
 
@@ -150,8 +151,8 @@ async def test_second_life_appends_to_the_log(owner: Owner) -> None:
     for _ in range(2):
         child = await owner.spawn("crash")
         await child.exited.wait()
-    assert last_lines(owner.log, 20).count("cannot go on") == 2
-    assert last_lines(owner.log, 1) in ("cannot go on", "to standard error")
+    assert last_text(owner.log, 20).count("cannot go on") == 2
+    assert last_text(owner.log, 1) in ("cannot go on", "to standard error")
 
 
 PARENT = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.child_process import last_lines
+from cluster.log_lines import last_text
 from cluster.nursery import MAX_RESTARTS, Nursery
 from cluster.nursery_messages import (
     Fork,
@@ -76,7 +76,7 @@ async def test_a_fork_is_a_fresh_session_with_its_descriptors_only(nursery: Nurs
             ours.send(b"5")
             assert await spawned.reap() == 5
     os.close(extra)
-    assert last_lines(log, 5).splitlines() == ["in the log", "in the log"]
+    assert last_text(log, 5).splitlines() == ["in the log", "in the log"]
     assert log.stat().st_mode & 0o777 == 0o600
 
 
@@ -94,7 +94,7 @@ async def test_ends_are_told_apart(nursery: Nursery, tmp_path: Path) -> None:
         await hear(ours)
         ours.send(b"break")
         assert await spawned.reap() == 1
-    assert last_lines(log, 1) == "RuntimeError: broken on purpose"
+    assert last_text(log, 1) == "RuntimeError: broken on purpose"
 
 
 async def test_a_dead_nursery_takes_its_children_along_and_comes_back(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.child_process import last_lines
 from cluster.control import AnyMessage, Ping, WorkerUp
 from cluster.events import (
     Event,
@@ -19,6 +18,7 @@ from cluster.events import (
     WorkerRestarting,
     WorkerStarting,
 )
+from cluster.log_lines import last_text
 from cluster.process_set import ProcessSet
 from cluster.process_slot import ProcessSlot
 from cluster.profile import SupervisorSection
@@ -103,7 +103,7 @@ async def test_start_is_told_and_ready_is_told(make: Callable[..., Harness]) -> 
     assert starting.pid == ready.pid == harness.slot.child.pid  # type: ignore[union-attr]
     assert (ready.total_blocks, ready.kv_address) == (10, "here")
     assert 0 < ready.after_s < 40
-    assert last_lines(Path(starting.log), 20).startswith("plain started")
+    assert last_text(Path(starting.log), 20).startswith("plain started")
 
 
 async def test_killed_worker_comes_back(make: Callable[..., Harness]) -> None:

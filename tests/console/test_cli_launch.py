@@ -8,9 +8,10 @@ import psutil
 import pytest
 
 from cluster.control import AddNote, SupervisorSpec
+from cluster.log_lines import last_lines
 from cluster.profile import Profile, SupervisorSection
 from console import launch
-from console.launch import LaunchError, SupervisorClient, last_lines
+from console.launch import LaunchError, SupervisorClient
 
 MODULE = "tests.console.scripted_supervisor"
 

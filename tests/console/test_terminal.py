@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from console.terminal import TerminalWriter, is_terminal
+from console.terminal import TerminalWriter
+from console.tty import is_terminal
 
 ENTERED = b"\x1b[?1049h"
 LEFT = b"\x1b[?1049l"
@@ -171,7 +172,7 @@ def test_a_terminal_that_takes_nothing_does_not_stop_the_console(shown: Shown) -
 
 def test_is_terminal_needs_all_three(tmp_path: Path) -> None:
     assert not is_terminal() or sys.__stdin__ is not None
-    code = "from console.terminal import is_terminal; import sys; sys.exit(is_terminal())"
+    code = "from console.tty import is_terminal; import sys; sys.exit(is_terminal())"
     master, slave = pty.openpty()
     try:
         for streams, expected in (
