@@ -35,6 +35,7 @@ class Recipe:
     threads: int
     minutes: float
     compiled: bool
+    products: str  # type of the matrix products while training
     parameters: int
     steps: tuple[int, ...]  # per stage
     tokens: int
@@ -117,6 +118,8 @@ def model_card(recipe: Recipe, shape: Shape) -> str:
     command = f"python -m engine.models.recipe --minutes {recipe.minutes:g} --threads {recipe.threads}"
     if recipe.compiled:
         command += " --compile"
+    if recipe.products == "bfloat16":
+        command += " --bfloat16"
     samples = "\n\n".join(
         f"```text\n{sample.prompt}⟶{sample.continuation}\n```\n"
         + ("Ended by itself." if sample.ended else "Cut here.")

@@ -78,7 +78,16 @@ def bytes_per_token(tokenizer: Tokenizer) -> torch.Tensor:
     return sizes
 
 
-def make(out: Path, minutes: float, *, corpus: Corpus, shape: Shape, seed: int, compiled: bool) -> None:
+def make(
+    out: Path,
+    minutes: float,
+    *,
+    corpus: Corpus,
+    shape: Shape,
+    seed: int,
+    compiled: bool,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """The whole recipe; replaces ``out`` only when everything is done."""
     tokenizer = train_tokenizer(corpus, shape.vocab_size)
     kinds = {kind: encode_documents(tokenizer, documents_of(corpus, kind)) for kind in MIX}
@@ -88,10 +97,14 @@ def make(out: Path, minutes: float, *, corpus: Corpus, shape: Shape, seed: int, 
     model = TrainingModel(shape)
     packer = Packer(list(kinds.values()), list(MIX.values()), lanes=8, seed=seed)
     budget_s = 60 * minutes * torch.get_num_threads()
-    report = train(model, packer, budget_s, compiled=compiled, report=lambda line: print(line, flush=True))
+    report = train(
+        model, packer, budget_s, compiled=compiled, dtype=dtype, report=lambda line: print(line, flush=True)
+    )
     # Measured as stored: rounded to bfloat16, computed in float32.
     model.to(torch.bfloat16).to(torch.float32)
-    recipe = measure(model, tokenizer, corpus, report, minutes=minutes, seed=seed, compiled=compiled)
+    recipe = measure(
+        model, tokenizer, corpus, report, minutes=minutes, seed=seed, compiled=compiled, dtype=dtype
+    )
     staging = Path(tempfile.mkdtemp(prefix=".tiny-", dir=out.parent))
     write_directory(staging, model, tokenizer, recipe)
     replace_directory(staging, out)
@@ -127,6 +140,7 @@ def measure(
     minutes: float,
     seed: int,
     compiled: bool,
+    dtype: torch.dtype,
 ) -> Recipe:
     """Figures for the card."""
     stream = [END_OF_TEXT_ID] + [
@@ -151,6 +165,7 @@ def measure(
         threads=torch.get_num_threads(),
         minutes=minutes,
         compiled=compiled,
+        products=str(dtype).removeprefix("torch."),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         steps=report.steps,
         tokens=report.tokens,
@@ -193,7 +208,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--compile", action="store_true", help="torch.compile the short stage; needs a C++ compiler"
+        "--compile", action="store_true", help="torch.compile the model; needs a C++ compiler"
+    )
+    parser.add_argument(
+        "--bfloat16",
+        action="store_true",
+        help="matrix products in bfloat16: much faster on processors with AMX, slower on those without",
     )
     arguments = parser.parse_args(argv)
     if arguments.minutes <= 0 or arguments.threads < 1:
@@ -209,6 +229,7 @@ def main(argv: list[str] | None = None) -> int:
         shape=Shape(),
         seed=arguments.seed,
         compiled=arguments.compile,
+        dtype=torch.bfloat16 if arguments.bfloat16 else torch.float32,
     )
     return 0
 

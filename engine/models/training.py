@@ -95,11 +95,14 @@ class Packer:
 class Muon(torch.optim.Optimizer):
     """Momentum made orthogonal by five Newton-Schulz iterations, for the matrices inside the layers.
 
-    In float32, where torch's own casts to bfloat16, which is slow on processors without it.
+    In a type of choice, where torch's own always casts to bfloat16, which is slow on processors without it.
     """
 
-    def __init__(self, parameters: list[torch.nn.Parameter], lr: float, momentum: float) -> None:
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], lr: float, momentum: float, dtype: torch.dtype
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        self.dtype = dtype  # of the iterations; the momentum stays as the parameters are
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -111,7 +114,8 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 average: Tensor = state["momentum"]
                 average.lerp_(parameter.grad, 1 - group["momentum"])
-                direction = orthogonalise(parameter.grad.lerp(average, group["momentum"]))
+                nesterov = parameter.grad.lerp(average, group["momentum"])
+                direction = orthogonalise(nesterov.to(self.dtype)).to(parameter.dtype)
                 scale = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
                 parameter.add_(direction, alpha=-group["lr"] * scale)
 
@@ -158,31 +162,37 @@ def train(
     hyper: Hyperparameters | None = None,
     stages: Sequence[Stage] = STAGES,
     compiled: bool = False,
+    dtype: torch.dtype = torch.float32,
     clock: Callable[[], float] = time.process_time,
     report: Callable[[str], None] = print,
 ) -> TrainingReport:
     """Train ``model`` in place for ``budget_s`` seconds of ``clock``; ``report`` gets a line every 25 steps.
 
-    The default clock counts the processor time of all threads together.
+    The default clock counts the processor time of all threads together. ``dtype`` is that of the matrix products;
+    the weights stay float32.
     """
     hyper = hyper or Hyperparameters()
-    optimisers = _optimisers(model, hyper)
+    optimisers = _optimisers(model, hyper, dtype)
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
-    losses = model.losses
-    if compiled:  # before the clock starts, or it would eat the warm-up
-        losses = torch.compile(losses)
-        losses(packer.batch(stages[0].batch, stages[0].tokens)).mean().backward()
+    mixed = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
+    losses = torch.compile(model.losses, dynamic=False) if compiled else model.losses
+
+    def loss_of(stage: Stage) -> Tensor:
+        rows = packer.batch(stage.batch, stage.tokens)
+        positions = skipped_positions(stage.tokens, model.shape.max_positions) if stage.skips else None
+        with mixed:
+            return losses(rows, positions).mean()
+
+    if compiled:  # every stage before the clock starts, or compiling would eat the warm-up
+        for stage in stages:
+            loss_of(stage).backward()
         model.zero_grad(set_to_none=True)
     steps, tokens, recent = [0] * len(stages), 0, deque[float](maxlen=20)
     started, started_wall_s = clock(), time.monotonic()
     while (progress := (clock() - started) / budget_s) < 1.0:
         index = stage_at(progress, stages)
         stage = stages[index]
-        rows = packer.batch(stage.batch, stage.tokens)
-        if stage.skips:
-            loss = model.losses(rows, skipped_positions(stage.tokens, model.shape.max_positions)).mean()
-        else:  # only the first stage has the steps to win back what compiling costs
-            loss = (losses if index == 0 else model.losses)(rows).mean()
+        loss = loss_of(stage)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser, lrs in zip(optimisers, peaks, strict=True):
@@ -199,12 +209,14 @@ def train(
     return TrainingReport(tuple(steps), tokens, time.monotonic() - started_wall_s, sum(recent) / len(recent))
 
 
-def _optimisers(model: TrainingModel, hyper: Hyperparameters) -> list[torch.optim.Optimizer]:
+def _optimisers(
+    model: TrainingModel, hyper: Hyperparameters, dtype: torch.dtype
+) -> list[torch.optim.Optimizer]:
     embedding = model.model.embed_tokens.weight
     rest = [parameter for parameter in model.parameters() if parameter is not embedding]
     norms = [parameter for parameter in rest if parameter.ndim < 2]
     return [
-        Muon([parameter for parameter in rest if parameter.ndim == 2], hyper.matrix_lr, hyper.momentum),
+        Muon([parameter for parameter in rest if parameter.ndim == 2], hyper.matrix_lr, hyper.momentum, dtype),
         torch.optim.AdamW(
             [{"params": [embedding], "lr": hyper.embedding_lr}, {"params": norms, "lr": hyper.norm_lr}],
             betas=(0.9, 0.95),

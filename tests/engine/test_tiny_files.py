@@ -76,13 +76,6 @@ def next_token_nats(model: Any, token_ids: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits, token_ids[0, 1:], reduction="none").double()
 
 
-UNDERTRAINED = pytest.mark.xfail(
-    strict=True,
-    reason="the shipped weights saw only 1.3 M tokens: they write Python, but greedily they go in circles",
-)
-"""A longer run of the recipe is due; with its weights these tests pass and the mark has to go."""
-
-
 def test_the_directory_is_complete_and_at_most_16_mb():
     sizes = {path.name: path.stat().st_size for path in TINY.iterdir()}
     assert sum(sizes.values()) <= MAX_DIRECTORY_BYTES
@@ -152,7 +145,6 @@ def test_training_chats_look_as_the_template_renders_them(tokenizer):
     assert tokenizer.apply_chat_template(messages, tokenize=False) == chat.render()
 
 
-@UNDERTRAINED
 def test_a_chat_is_answered_with_a_python_function_that_ends_by_itself(tokenizer, model):
     answers = []
     for content in CHATS:
@@ -175,7 +167,6 @@ def is_python(text: str) -> bool:
     return True
 
 
-@UNDERTRAINED
 def test_a_plain_prompt_goes_on_as_text(tokenizer, model):
     prompt = tokenizer("class Queue:\n", return_tensors="pt")
     with torch.inference_mode():
@@ -192,7 +183,6 @@ def test_the_weights_reach_the_bits_per_byte_on_the_card(recipe, excerpt, excerp
     assert f"**{recipe['bits_per_byte']:.3f}**" in (TINY / "README.md").read_text(encoding="utf-8")
 
 
-@UNDERTRAINED
 def test_the_weights_have_learned_their_language(recipe):
     assert recipe["bits_per_byte"] < 2.0  # far below what unigram statistics of the text reach
 
