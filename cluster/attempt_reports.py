@@ -90,6 +90,15 @@ class AttemptReports:
 
     def handoff_failed(self, message: AttemptMessage, reason: str, detail: str) -> None:
         """The KV of this attempt will not arrive; what was held for it is free."""
+        self.transfer_failed(message, reason, detail)
+        self._outbox.say(
+            HandoffFailed(
+                request_id=message.request_id, attempt=message.attempt, reason=reason, detail=detail
+            )
+        )
+
+    def transfer_failed(self, message: AttemptMessage, reason: str, detail: str) -> None:
+        """The same for the log only: the router wanted it so."""
         self._outbox.emit(
             TransferFailed(
                 at=time.monotonic(),
@@ -99,11 +108,6 @@ class AttemptReports:
                 worker_id=self._worker_id,
                 reason=reason,
                 detail=detail,
-            )
-        )
-        self._outbox.say(
-            HandoffFailed(
-                request_id=message.request_id, attempt=message.attempt, reason=reason, detail=detail
             )
         )
 

@@ -94,7 +94,8 @@ class SetWorkers(Message, frozen=True, kw_only=True, tag="set_workers"):
 
 
 class SetLink(Message, frozen=True, kw_only=True, tag="set_link"):
-    """New shape for a worker's KV sockets (pacing backend, and delay in the transport). Rate 0 = unlimited."""
+    """To a worker: new shape for its KV sockets (pacing backend, and delay in the transport). To the router: what was
+    asked of the links. Rate 0 = unlimited."""
 
     bits_per_s: float
     delay_ms: float = 0.0
@@ -108,6 +109,15 @@ class ProbeLink(Message, frozen=True, kw_only=True, tag="probe_link"):
     kv_host: str
     kv_port: int
     num_bytes: int
+
+
+class MeasurePrefill(Message, frozen=True, kw_only=True, tag="measure_prefill"):
+    """Ask the router for one request through this pair ("" = the decode worker prefills), as a readiness probe."""
+
+    prefill_worker: str
+    decode_worker: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
 
 
 # --- parent link: child -> parent --------------------------------------------------------------------------------
@@ -136,6 +146,13 @@ class RouterPairReady(Message, frozen=True, kw_only=True, tag="router_pair_ready
 
     prefill_worker: str
     decode_worker: str
+
+
+class PrefillMeasured(Message, frozen=True, kw_only=True, tag="prefill_measured"):
+    """The request of a MeasurePrefill is over (``error`` "": finished). The worker's own events tell its times."""
+
+    request_id: str
+    error: str = ""
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):
@@ -357,9 +374,9 @@ class CommandDone(Message, frozen=True, kw_only=True, tag="command_done"):
 
 
 AnyMessage = (
-    WorkerSpec | RouterSpec | SupervisorSpec | Ping | Shutdown | SetWorkers | SetLink | ProbeLink
-    | WorkerUp | RouterUp | RouterPairReady | Pong | Events | StartFailed | LinkMeasured | SupervisorUp
-    | SupervisorStopped
+    WorkerSpec | RouterSpec | SupervisorSpec | Ping | Shutdown | SetWorkers | SetLink | ProbeLink | MeasurePrefill
+    | WorkerUp | RouterUp | RouterPairReady | PrefillMeasured | Pong | Events | StartFailed | LinkMeasured
+    | SupervisorUp | SupervisorStopped
     | StartPrefill | StartDecode | StartLocal | AbortRequest
     | Tokens | PrefillDone | DecodeAdopted | HandoffFailed | RequestError | WorkerLoad
     | InjectBurst | KillWorker | SetMode | SetCodec | SetLoad | ChangeLink | AddNote | StopCluster

@@ -6,6 +6,9 @@ Runs in the engine's thread only (the wire's threads post). Life of a job:
         -> adopted, ACK, tokens -> finished: freed
     StartLocal -> prefilled here -> tokens -> finished: freed
 
+KV of the prompt's beginning that the prefix cache holds is shared and not asked for again, whatever the codec: what is
+cached is exact. The wire is given only the blocks behind it.
+
 A job's blocks are freed at once when it is aborted, unless the wire may still write them: then when it cannot.
 """
 
@@ -113,7 +116,7 @@ class DecodeSide:
             )
         else:
             try:
-                self._engine.reserve(engine_request(message))
+                num_held = self._engine.reserve(engine_request(message))
             except NoCapacity as error:
                 del self.jobs[key]
                 reply.reject(RejectReason.FULL, str(error))
@@ -125,13 +128,13 @@ class DecodeSide:
                 self._reports.refused(message, str(error))
                 return
             job.is_receiving = True
-            block_table = self._engine.kv_blocks(key)
             cache = self._engine.cache
+            own_blocks = self._engine.kv_blocks(key)[num_held // cache.block_size :]
 
             def destination(layer: int, kv: int, start_token: int, num_tokens: int) -> list[memoryview]:
-                return cache.block_bytes(layer, kv, block_table, start_token, num_tokens)
+                return cache.block_bytes(layer, kv, own_blocks, start_token - num_held, num_tokens)
 
-            reply.accept(destination)
+            reply.accept(destination, num_held)
 
     # --- the transfer's end -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import psutil
 from cluster.cpu_plan import available_cpus
 from cluster.http_listener import port_holder
 from cluster.link_backend import pacing_problem
+from cluster.machine_facts import TOLD_FLAGS
 from cluster.machine_probes import (
     ProbeError,
     ProcessLine,
@@ -27,8 +28,9 @@ from cluster.netns import Fabric, NetnsError
 from cluster.profile import RouterSection, builtin_profiles, load_profile
 from cluster.run_dir import list_runs, runs_home
 from cluster.units import format_bits_per_s, format_bytes
+from engine.downloadable import DOWNLOADABLE
 from engine.dtypes import cpu_flags, resolve_dtype
-from engine.model_ids import DOWNLOADABLE, ModelError, resolve_model
+from engine.model_ids import ModelError, resolve_model
 
 OK: Final = "ok"
 WARN: Final = "warn"
@@ -43,18 +45,6 @@ DISTRIBUTIONS: Final = (
     "textual",
     "safetensors",
     "tokenizers",
-)
-
-_TOLD_FLAGS: Final = (
-    "avx2",
-    "fma",
-    "avx512f",
-    "avx512_bf16",
-    "avx512_vnni",
-    "amx_tile",
-    "amx_bf16",
-    "neon",
-    "bf16",
 )
 
 
@@ -115,7 +105,7 @@ def machine_checks() -> Iterator[Check]:
     memory = psutil.virtual_memory()
     yield Check("memory", OK, f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}")
     flags = cpu_flags()
-    told = [flag for flag in _TOLD_FLAGS if flag in flags]
+    told = [flag for flag in TOLD_FLAGS if flag in flags]
     yield Check("cpu flags", OK, " ".join(told) or "none of those that matter")
     dtype = resolve_dtype("auto")
     detail = "" if dtype == "bfloat16" else "this CPU has no bfloat16 arithmetic (AVX512-BF16 or AMX)"

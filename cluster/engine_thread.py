@@ -4,6 +4,7 @@ Everything that touches the engine runs here, so the engine needs no locks and t
 while a long step computes.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,20 +12,26 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from engine.engine import Engine
-from engine.outputs import StepOutput
+from engine.outputs import OnLayer, StepOutput
 
 Result = TypeVar("Result")
 
 
 class EngineThread:
-    """``on_step`` is called in the thread after each step; ``on_error`` once, if the thread dies."""
+    """``on_step`` is called in the thread after each step, ``on_layer`` in the middle of those that compute prompts;
+    ``on_error`` once, if the thread dies."""
 
     def __init__(
-        self, engine: Engine, on_step: Callable[[StepOutput], None], on_error: Callable[[BaseException], None]
+        self,
+        engine: Engine,
+        on_step: Callable[[StepOutput], None],
+        on_error: Callable[[BaseException], None],
+        on_layer: OnLayer | None = None,
     ) -> None:
         self.engine = engine
         self._on_step = on_step
         self._on_error = on_error
+        self._on_layer = on_layer
         self._posted: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards _is_closed together with the posting
         self._is_closed = False
@@ -48,6 +55,7 @@ class EngineThread:
         def run() -> None:
             try:
                 future.set_result(call())
+                os.sched_yield()  # who waits may share this core, and should hear before the next long step
             except BaseException as error:  # handed to whoever waits
                 future.set_exception(error)
                 raise
@@ -64,7 +72,7 @@ class EngineThread:
         try:
             while self._run_posted():
                 if self.engine.has_work():
-                    self._on_step(self.engine.step())
+                    self._on_step(self.engine.step(self._on_layer))
             with self._lock:
                 self._is_closed = True
             while not self._posted.empty():

@@ -152,6 +152,7 @@ class WorkerStats(EventBase, frozen=True, kw_only=True, tag="worker_stats"):
     cpu_percent: float = 0.0
     rss_bytes: int = 0
     late_frames: int = 0  # frames of an old attempt, dropped
+    preemptions: int = 0  # sequences that lost their blocks and were computed again, since start
 
 
 class RouterStats(EventBase, frozen=True, kw_only=True, tag="router_stats"):
@@ -183,6 +184,23 @@ class LinkProbed(EventBase, frozen=True, kw_only=True, tag="link_probed"):
     to_worker: str
     achieved_bits_per_s: float
     rtt_ms: float
+
+
+class LinkTuned(EventBase, frozen=True, kw_only=True, tag="link_tuned"):
+    """The link got the bandwidth that makes rho what was asked, from the prefill rate measured at start-up.
+
+    ``target`` "" = a bare rho was asked. ``achieved_bits_per_s`` 0 = not probed; ``rho`` is of the achieved rate, else
+    of the link's asked one (0 = unlimited). ``limit`` says what was not reached.
+    """
+
+    target: str
+    target_rho: float
+    prefill_tokens_per_s: float
+    b_star_bytes_per_s: float
+    asked_bits_per_s: float
+    achieved_bits_per_s: float
+    rho: float
+    limit: str = ""
 
 
 # --- one request -----------------------------------------------------------------------------------------------
@@ -240,7 +258,8 @@ class PrefillFinished(EventBase, frozen=True, kw_only=True, tag="prefill_finishe
 
 
 class TransferStarted(EventBase, frozen=True, kw_only=True, tag="transfer_started"):
-    """First KV frame handed to the socket."""
+    """First KV frame handed to the socket. ``tokens`` and ``raw_bytes`` are of what moves; ``skipped_*`` of the leading
+    tokens that the decode worker holds already, which stay away: together they are the prompt."""
 
     request_id: str
     attempt: int
@@ -249,10 +268,16 @@ class TransferStarted(EventBase, frozen=True, kw_only=True, tag="transfer_starte
     codec: str
     tokens: int
     raw_bytes: int
+    skipped_tokens: int = 0
+    skipped_bytes: int = 0  # as stored, before any codec
+    codec_reason: str = ""  # where the worker chose the codec: the estimates that decided
 
 
 class TransferCompleted(EventBase, frozen=True, kw_only=True, tag="transfer_completed"):
-    """COMMIT verified and acknowledged; seen by the sender. ``exposed_s`` is the part after prefill's end."""
+    """COMMIT verified and acknowledged; seen by the sender. ``exposed_s`` is the part after prefill's end.
+
+    Tokens and bytes as in ``TransferStarted``.
+    """
 
     request_id: str
     attempt: int
@@ -265,6 +290,9 @@ class TransferCompleted(EventBase, frozen=True, kw_only=True, tag="transfer_comp
     duration_s: float  # first frame -> acknowledged
     exposed_s: float
     busy_s: float  # the socket was busy
+    hidden_busy_s: float = 0.0  # of that, before prefill's end
+    skipped_tokens: int = 0
+    skipped_bytes: int = 0
 
 
 class TransferFailed(EventBase, frozen=True, kw_only=True, tag="transfer_failed"):
@@ -415,7 +443,7 @@ class NoteAdded(EventBase, frozen=True, kw_only=True, tag="note_added"):
 Event = (
     RunStarted | RunReady | RunStopping | RunStopped | ModelDescribed
     | WorkerStarting | WorkerReady | WorkerExited | WorkerRestarting | WorkerFailed | HeartbeatMissed | PeerRefused
-    | WorkerStats | RouterStats | LinkConfigured | LinkProbed
+    | WorkerStats | RouterStats | LinkConfigured | LinkProbed | LinkTuned
     | RequestArrived | RequestDispatched | PrefillStarted | PrefillProgressed | PrefillFinished
     | TransferStarted | TransferCompleted | TransferFailed | DecodeAdmitted | FirstToken | TokensDelivered
     | FellBack | RequestRetried | RequestMigrated | RequestFinished | RequestFailed | RequestRejected

@@ -22,7 +22,7 @@ CSV_COLUMNS: Final = (
     "prompt_tokens", "cached_tokens", "output_tokens", "arrived_at_s", "ttft_ms",
     *(f"{part}_ms" for part in TTFT_PARTS),
     "itl_p50_ms", "itl_p99_ms", "itl_max_ms", "tpot_ms", "e2el_ms",
-    "codec", "kv_tokens", "kv_raw_bytes", "kv_wire_bytes", "transfer_ms", "exposed_ms",
+    "codec", "kv_tokens", "kv_raw_bytes", "kv_wire_bytes", "kv_skipped_tokens", "transfer_ms", "exposed_ms",
     "fallback", "retries", "migrations",
 )  # fmt: skip
 """One row a request, in order of arrival. ``arrived_at_s`` counts from the run's first event."""
@@ -89,6 +89,7 @@ def _row(timeline: RequestTimeline, first_at: float) -> Iterator[str | int | flo
     yield max(timeline.itl_ms, default=None)
     yield from (timeline.tpot_ms, timeline.e2el_ms)
     yield from (timeline.codec, timeline.kv_tokens, timeline.kv_raw_bytes, timeline.kv_wire_bytes)
+    yield timeline.kv_skipped_tokens
     yield timeline.transfer_s * 1000.0 if timeline.transfers else None
     yield timeline.exposed_s * 1000.0 if timeline.transfers else None
     yield from (timeline.fallback, timeline.retries, timeline.migrations)

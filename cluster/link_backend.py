@@ -9,6 +9,7 @@ workers are told by ``SetLink``. What is asked and cannot be had is said in word
 """
 
 import socket
+import statistics
 from typing import Final
 
 from cluster.control import SetLink
@@ -76,6 +77,11 @@ class LinkBackend:
         before = self.limit
         self._reached[from_worker, to_worker] = bits_per_s
         return self.limit != before
+
+    @property
+    def achieved_bits_per_s(self) -> float:
+        """Median over worker pairs of what was measured of this shape; 0 = nothing yet."""
+        return statistics.median(self._reached.values()) if self._reached else 0.0
 
     @property
     def limit(self) -> str:

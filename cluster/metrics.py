@@ -81,13 +81,18 @@ class LatencyPools:
 
 @dataclass
 class KVTotals:
-    """Over completed transfers, whatever became of their requests."""
+    """Over completed transfers, whatever became of their requests. Skipped is what decode workers held already."""
 
     transfers: int = 0
     tokens: int = 0
     raw_bytes: int = 0
     wire_bytes: int = 0
+    skipped_tokens: int = 0
+    skipped_bytes: int = 0
     busy_s: float = 0.0
+    transfer_s: float = 0.0
+    exposed_s: float = 0.0
+    hidden_busy_s: float = 0.0
     unequal_raw: int = 0  # transfers without a codec whose wire bytes were not their raw bytes
     transfer_ms: Samples = field(default_factory=Samples)
     exposed_ms: Samples = field(default_factory=Samples)
@@ -96,12 +101,27 @@ class KVTotals:
     def achieved_bytes_per_s(self) -> float | None:
         return self.wire_bytes / self.busy_s if self.busy_s > 0 else None
 
+    @property
+    def hidden_share(self) -> float | None:
+        """How much of the transfer time lay before prefill's end."""
+        return 1 - self.exposed_s / self.transfer_s if self.transfer_s > 0 else None
+
+    @property
+    def hidden_busy_share(self) -> float | None:
+        """How much of the time in which the link was busy lay before prefill's end."""
+        return self.hidden_busy_s / self.busy_s if self.busy_s > 0 else None
+
     def add(self, event: TransferCompleted) -> None:
         self.transfers += 1
         self.tokens += event.tokens
         self.raw_bytes += event.raw_bytes
         self.wire_bytes += event.wire_bytes
+        self.skipped_tokens += event.skipped_tokens
+        self.skipped_bytes += event.skipped_bytes
         self.busy_s += event.busy_s
+        self.transfer_s += event.duration_s
+        self.exposed_s += event.exposed_s
+        self.hidden_busy_s += event.hidden_busy_s
         self.transfer_ms.add(event.duration_s * 1000.0)
         self.exposed_ms.add(event.exposed_s * 1000.0)
         if event.codec == "raw" and event.wire_bytes != event.raw_bytes:

@@ -30,13 +30,11 @@ from cluster.nursery_messages import (
     decode_answer,
     encode_request,
 )
-from cluster.spawner import Spawned, Spawner
+from cluster.spawner import LIBRARY_SETTINGS, Spawned, Spawner
 
 NURSERY_COMMAND: Final = (sys.executable, "-m", "cluster.nursery_main")
 READY_TIMEOUT_S: Final = 30.0
 MAX_RESTARTS: Final = 3
-SINGLE_THREADED: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""A fork copies one thread: libraries must not start pools of theirs at import."""
 
 
 class Nursery:
@@ -65,7 +63,7 @@ class Nursery:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env={**os.environ, **SINGLE_THREADED},
+                env={**os.environ, **LIBRARY_SETTINGS},
             )
         ours.setblocking(False)
         self._socket = ours

@@ -25,9 +25,9 @@ from cluster.process_set import ProcessSet
 from cluster.process_slot import ROUTER_ID
 from cluster.units import format_bits_per_s
 from engine.model_ids import ModelError
+from transport.codec_choice import CODEC_CHOICES
 
 MODES: Final = ("disagg", "colocated")
-CODECS: Final = ("raw", "int8")
 SIGNALS: Final = {"KILL": "kill", "TERM": "terminate", "STOP": "hang", "CONT": "resume"}
 
 
@@ -137,8 +137,8 @@ class OperatorCommands:
         return f"mode {command.mode}"
 
     def _set_codec(self, command: SetCodec) -> str:
-        if command.codec not in CODECS:
-            raise CommandRefused(f"codec {command.codec!r} is unknown; allowed: {', '.join(CODECS)}")
+        if command.codec not in CODEC_CHOICES:
+            raise CommandRefused(f"codec {command.codec!r} is unknown; allowed: {', '.join(CODEC_CHOICES)}")
         self.codec = command.codec
         router = self._processes.slot(ROUTER_ID)
         if router.is_ready:

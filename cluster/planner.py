@@ -1,10 +1,11 @@
 """Does moving KV beat computing it again? Arithmetic only: knows no cluster, no model file and no clock."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 HANDOFF_OVERHEAD_S: Final = 0.002
 """What a handoff costs beside moving bytes: two messages, verification, admission."""
 
@@ -79,6 +80,25 @@ def should_transfer(
     return move_s < n_tokens / prefill_tps
 
 
+def rho(link_bytes_per_s: float, kv_bytes_per_tok: float, prefill_tps: float) -> float:
+    """Link bandwidth over B*, the one at which moving KV takes as long as computing it again."""
+    return link_bytes_per_s / (kv_bytes_per_tok * prefill_tps)
+
+
+def break_even_tokens(
+    kv_bytes_per_tok: float,
+    link_bytes_per_s: float,
+    prefill_tps: float,
+    overhead_s: float = HANDOFF_OVERHEAD_S,
+) -> int | None:
+    """The shortest prompt that ``should_transfer`` says yes to; None where rho is 1 or less, so that no prompt is
+    long enough. Raises ValueError as ``should_transfer``."""
+    if not prefill_tps > 0:
+        raise ValueError(f"prefill_tps is {prefill_tps}; allowed is above 0")
+    gain_s = 1.0 / prefill_tps - kv_transfer_ms(kv_bytes_per_tok, link_bytes_per_s) / 1000.0  # a token's
+    return math.floor(overhead_s / gain_s) + 1 if gain_s > 0 else None
+
+
 @dataclass(frozen=True, slots=True)
 class PlanLink:
     """A link to plan for; ``bits_per_s`` above 0."""
@@ -86,6 +106,11 @@ class PlanLink:
     name: str
     bits_per_s: float
     delay_ms: float = 0.0  # one way
+
+    @property
+    def overhead_s(self) -> float:
+        """What a handoff over it costs beside moving bytes."""
+        return HANDOFF_OVERHEAD_S + self.delay_ms / 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +152,36 @@ def plan_verdict(rows: Sequence[PlanRow]) -> str:
     return f"{count}, not in {_named(refused)}"
 
 
+def wrong_choice_verdict(kv_bytes_per_tok: int, links: Sequence[PlanLink], prefill_tps: float) -> str:
+    """One sentence: on which links computing KV again is faster than moving it, whatever the prompt, and from which
+    prompt length on the others are faster. What decodes are spared is not weighed here."""
+    wrong: list[str] = []
+    right: list[str] = []
+    for link in links:
+        bytes_per_s = link.bits_per_s / 8
+        named = f"{link.name} (rho {rho(bytes_per_s, kv_bytes_per_tok, prefill_tps):.3g})"
+        tokens = break_even_tokens(kv_bytes_per_tok, bytes_per_s, prefill_tps, link.overhead_s)
+        if tokens is None:
+            wrong.append(named)
+        else:
+            right.append(f"{tokens:,} tokens on {named}")
+    again = "computing KV again is faster than moving it"
+    if not wrong:
+        return f"disaggregation is the wrong choice only below {', '.join(right)}: there {again}"
+    where = f"disaggregation is the wrong choice on {', '.join(wrong)}, where {again} at any prompt length"
+    return f"{where}; moving is faster from {', '.join(right)}" if right else where
+
+
 def _plan_row(kv_bytes_per_tok: int, tokens: int, link: PlanLink, prefill_tps: float | None) -> PlanRow:
     kv_bytes = tokens * kv_bytes_per_tok
     bytes_per_s = link.bits_per_s / 8
-    overhead_ms = HANDOFF_OVERHEAD_S * 1000.0 + link.delay_ms
-    transfer_ms = kv_transfer_ms(kv_bytes, bytes_per_s) + overhead_ms
+    transfer_ms = kv_transfer_ms(kv_bytes, bytes_per_s) + link.overhead_s * 1000.0
     if prefill_tps is None:
         verdict = "unknown: needs a prefill rate"
         return PlanRow(tokens, link.name, link.bits_per_s, kv_bytes, transfer_ms, None, None, None, verdict)
-    rho = bytes_per_s / (kv_bytes_per_tok * prefill_tps)
+    ratio = rho(bytes_per_s, kv_bytes_per_tok, prefill_tps)
     recompute_ms = tokens / prefill_tps * 1000.0
-    pays = should_transfer(tokens, kv_bytes_per_tok, bytes_per_s, prefill_tps, overhead_ms / 1000.0)
+    pays = should_transfer(tokens, kv_bytes_per_tok, bytes_per_s, prefill_tps, link.overhead_s)
     return PlanRow(
         tokens=tokens,
         link=link.name,
@@ -145,16 +189,16 @@ def _plan_row(kv_bytes_per_tok: int, tokens: int, link: PlanLink, prefill_tps: f
         kv_bytes=kv_bytes,
         transfer_ms=transfer_ms,
         recompute_ms=recompute_ms,
-        rho=rho,
+        rho=ratio,
         transfer_pays=pays,
-        verdict=_row_verdict(transfer_ms, recompute_ms, rho, pays),
+        verdict=_row_verdict(transfer_ms, recompute_ms, ratio, pays),
     )
 
 
-def _row_verdict(transfer_ms: float, recompute_ms: float, rho: float, pays: bool) -> str:
+def _row_verdict(transfer_ms: float, recompute_ms: float, ratio: float, pays: bool) -> str:
     if pays:
         return f"yes: moving is {recompute_ms / transfer_ms:.1f}x faster than computing again"
-    if rho > 1:
+    if ratio > 1:
         return f"no: the link is fast enough, but the handoff's fixed cost outweighs {recompute_ms:.1f} ms"
     return f"no: computing again is {transfer_ms / recompute_ms:.1f}x faster than moving"
 

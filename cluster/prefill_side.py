@@ -2,23 +2,29 @@
 
 Runs in the engine's thread only. Life of a job:
 
-    StartPrefill -> OPEN sent, prompt queued -> computed: DATA and COMMIT sent -> ACK: released
-                        |                             |
+    StartPrefill -> OPEN sent, prompt queued -> computed, DATA sent meanwhile or then -> COMMIT sent -> ACK: released
+                        |                          |
                         +-- rejected, failed, aborted: freed at once; while DATA may still leave, freed when it cannot
+
+``kv_stream`` sends each layer's rows as soon as they are computed, or with ``bulk`` all of them at the end. ACCEPT,
+which says how many leading tokens the decode worker holds already, may come before or after that. All KV is handed to
+the wire either way: the wire leaves those tokens out and can do so without waiting for an engine step.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+
+import msgspec
 
 from cluster.attempt import engine_request, key_of
 from cluster.attempt_reports import AttemptReports, PrefillClock
+from cluster.codec_selector import CodecSelector
 from cluster.control import AbortRequest, StartPrefill
 from cluster.events import (
     TransferCompleted,
     TransferStarted,
 )
+from cluster.kv_stream import KVStream
 from cluster.worker_outbox import WorkerOutbox
 from engine.engine import Engine
 from engine.outputs import NewToken, PrefillProgress
@@ -27,21 +33,26 @@ from transport.errors import OutboxFull, UnknownCodec
 from transport.messages import KVContract, KVHeader, PrefillResult, RejectReason
 from transport.sender import KVSender
 
-PROGRESS_INTERVAL_S: Final = 0.2
-
 
 @dataclass(slots=True)
 class PrefillJob:
     message: StartPrefill
     sender: KVSender
     transfer_id: int
+    header: KVHeader
+    stream: KVStream
+    codec_reason: str  # why this codec, "" where it was asked for by name
     clock: PrefillClock = field(default_factory=PrefillClock)
-    is_sent: bool = False  # the wire may read its blocks
+    accepted: wire.TransferAccepted | None = None
+    is_started: bool = False  # the log knows that DATA leaves
     is_aborted: bool = False  # the router no longer wants to hear of it
 
 
 class PrefillSide:
-    """``sender_to(host, port)`` gives the persistent connection to a decode worker."""
+    """``sender_to(host, port)`` gives the persistent connection to a decode worker.
+
+    ``delivery`` is "stream" or "bulk"; a transfer by path v1 is bulk always.
+    """
 
     def __init__(
         self,
@@ -50,6 +61,8 @@ class PrefillSide:
         contract: KVContract,
         outbox: WorkerOutbox,
         sender_to: Callable[[str, int], KVSender],
+        delivery: str,
+        codec_selector: CodecSelector,
     ) -> None:
         self._worker_id = worker_id
         self._engine = engine
@@ -57,6 +70,8 @@ class PrefillSide:
         self._outbox = outbox
         self._reports = AttemptReports(worker_id, outbox)
         self._sender_to = sender_to
+        self._delivery = delivery
+        self._codec_selector = codec_selector
         self.jobs: dict[str, PrefillJob] = {}  # by attempt key
 
     def start(self, message: StartPrefill) -> None:
@@ -73,10 +88,12 @@ class PrefillSide:
             request_id=message.request_id,
             attempt=message.attempt,
             num_tokens=len(message.prompt_token_ids),
-            codec=message.codec,
             path="v1" if message.path == "v1" else "v2",
         )
-        sender = self._sender_to(message.decode_kv_host, message.decode_kv_port)
+        address = (message.decode_kv_host, message.decode_kv_port)
+        choice = self._codec_selector.choose(message.codec, address, header.raw_bytes)
+        header = msgspec.structs.replace(header, codec=choice.codec)
+        sender = self._sender_to(*address)
         try:
             self._engine.add(engine_request(message), hold=True)
             transfer_id = sender.open(header)
@@ -84,67 +101,89 @@ class PrefillSide:
             self._engine.abort(key)
             self._reports.refused(message, str(error))
             return
-        self.jobs[key] = PrefillJob(message, sender, transfer_id)
+        engine = self._engine
+
+        def rows(layer: int, kv: int, start_token: int, num_tokens: int) -> list[memoryview]:
+            return engine.cache.block_bytes(layer, kv, engine.kv_blocks(key), start_token, num_tokens)
+
+        stream = KVStream(
+            sender, transfer_id, header, rows, is_bulk=self._delivery == "bulk" or header.path == "v1"
+        )
+        self.jobs[key] = PrefillJob(message, sender, transfer_id, header, stream, choice.reason)
+
+    def layer_written(self, prefilled: tuple[PrefillProgress, ...], layer: int) -> None:
+        """In the middle of a step: this layer's rows of these ranges are in place."""
+        for progress in prefilled:
+            job = self.jobs.get(progress.request_id)
+            if job is not None:
+                job.stream.layer_written(layer, progress.start + progress.num_tokens)
 
     def progressed(self, progress: PrefillProgress, step_started_at: float, now: float) -> None:
         """A chunk of a job's prompt was computed."""
         job = self.jobs.get(progress.request_id)
         if job is not None:
             self._reports.prefill_progressed(job.message, job.clock, progress, step_started_at, now)
+            self._tell_started(job)
 
     def first_token(self, token: NewToken, now: float) -> None:
-        """The prompt is computed: hand everything to the wire."""
+        """The prompt is computed: hand what is left of it to the wire, and the end."""
         job = self.jobs[token.request_id]
-        message = job.message
-        self._reports.prefill_done(message, job.clock, len(message.prompt_token_ids), now)
+        self._reports.prefill_done(job.message, job.clock, job.header.num_tokens, now)
+        result = PrefillResult(
+            first_token_id=token.token_id,
+            seed=job.message.sampling.seed,
+            output_position=token.output_position,
+            prefill_started_at=job.clock.started_at,
+            prefill_done_at=job.clock.done_at,
+        )
+        try:
+            job.stream.finish(result)
+        except OutboxFull as error:
+            job.sender.abort(job.transfer_id, str(error))
+            return
+        self._tell_started(job)
+
+    def _tell_started(self, job: PrefillJob) -> None:
+        """Once per job, when the transfer is accepted and has something to send."""
+        if job.is_started or job.is_aborted or job.accepted is None or not job.stream.first_sent_at:
+            return
+        job.is_started = True
+        message, header, start_token = job.message, job.header, job.accepted.start_token
         self._outbox.emit(
             TransferStarted(
-                at=time.monotonic(),
+                at=max(job.stream.first_sent_at, job.accepted.accepted_at),
                 source=self._worker_id,
                 request_id=message.request_id,
                 attempt=message.attempt,
                 from_worker=self._worker_id,
                 to_worker=message.decode_worker,
-                codec=message.codec,
-                tokens=len(message.prompt_token_ids),
-                raw_bytes=self._raw_bytes(message),
+                codec=header.codec,
+                codec_reason=job.codec_reason,
+                tokens=header.num_tokens - start_token,
+                raw_bytes=header.raw_bytes_from(start_token),
+                skipped_tokens=start_token,
+                skipped_bytes=header.raw_bytes - header.raw_bytes_from(start_token),
             )
-        )
-        self._send(job, token)
-
-    def _send(self, job: PrefillJob, token: NewToken) -> None:
-        num_tokens = len(job.message.prompt_token_ids)
-        block_table = self._engine.kv_blocks(token.request_id)
-        job.is_sent = True
-        try:
-            for layer in range(self._contract.num_layers):
-                for kv in (0, 1):
-                    views = self._engine.cache.block_bytes(layer, kv, block_table, 0, num_tokens)
-                    job.sender.send(job.transfer_id, layer, kv, 0, num_tokens, views)
-        except OutboxFull as error:
-            job.sender.abort(job.transfer_id, str(error))
-            return
-        job.sender.commit(
-            job.transfer_id,
-            PrefillResult(
-                first_token_id=token.token_id,
-                seed=job.message.sampling.seed,
-                output_position=token.output_position,
-                prefill_started_at=job.clock.started_at,
-                prefill_done_at=job.clock.done_at,
-            ),
         )
 
     def transfer_event(self, event: wire.TransferEvent, key: str) -> None:
         """What the wire says of a job's transfer; the last event of each frees the job."""
         job = self.jobs.get(key)
-        if job is None or isinstance(event, wire.TransferAccepted):
+        if job is None:
+            return
+        if isinstance(event, wire.TransferAccepted):
+            job.accepted = event
+            job.stream.skip(event.start_token)
+            self._tell_started(job)
             return
         del self.jobs[key]
         self._engine.abort(key)  # whatever its status: the wire no longer reads its blocks
         if isinstance(event, wire.TransferAcked):
             self._completed(job, event.stats)
-        elif not job.is_aborted:
+        elif job.is_aborted:
+            if job.is_started and isinstance(event, wire.TransferFailed):
+                self._reports.transfer_failed(job.message, str(event.reason), str(event.error))
+        else:
             if isinstance(event, wire.TransferRejected):
                 reason = "decode_full" if event.reason is RejectReason.FULL else str(event.reason)
                 differs = f"{event.field}: {event.ours} here, {event.theirs} there" if event.field else ""
@@ -154,7 +193,14 @@ class PrefillSide:
             self._reports.handoff_failed(job.message, reason, detail)
 
     def _completed(self, job: PrefillJob, stats: wire.TransferStats) -> None:
-        message = job.message
+        message, header = job.message, job.header
+        self._codec_selector.transferred(
+            (message.decode_kv_host, message.decode_kv_port),
+            header.codec,
+            stats.raw_bytes,
+            stats.payload_bytes,
+            stats.busy_s,
+        )
         self._outbox.emit(
             TransferCompleted(
                 at=stats.acked_at,
@@ -163,13 +209,16 @@ class PrefillSide:
                 attempt=message.attempt,
                 from_worker=self._worker_id,
                 to_worker=message.decode_worker,
-                codec=message.codec,
-                tokens=len(message.prompt_token_ids),
+                codec=header.codec,
+                tokens=header.num_tokens - stats.start_token,
                 raw_bytes=stats.raw_bytes,
                 wire_bytes=stats.payload_bytes,
                 duration_s=stats.acked_at - stats.first_frame_at,
                 exposed_s=stats.acked_at - max(job.clock.done_at, stats.first_frame_at),
                 busy_s=stats.busy_s,
+                hidden_busy_s=stats.hidden_busy_s,
+                skipped_tokens=stats.start_token,
+                skipped_bytes=header.raw_bytes - header.raw_bytes_from(stats.start_token),
             )
         )
 
@@ -181,10 +230,9 @@ class PrefillSide:
             return False
         job.is_aborted = True
         job.sender.abort(job.transfer_id, message.reason)
-        if not job.is_sent:
+        if job.stream.has_sent:
+            self._engine.halt(key)  # the wire may still read its blocks: its last word frees them
+        else:
             del self.jobs[key]
             self._engine.abort(key)
         return True
-
-    def _raw_bytes(self, message: StartPrefill) -> int:
-        return 2 * self._contract.num_layers * len(message.prompt_token_ids) * self._contract.token_bytes

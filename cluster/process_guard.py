@@ -73,9 +73,10 @@ def unshare_netns() -> None:
 
 
 def pin_to(cpus: Iterable[int]) -> None:
-    """Run the calling thread, and all it starts, on ``cpus`` only; none = leave as it is. Raises OSError."""
+    """Run every thread of this process, and all they start, on ``cpus`` only; none = leave as it is. Raises OSError."""
     if chosen := set(cpus):
-        os.sched_setaffinity(0, chosen)
+        for thread in os.listdir("/proc/self/task"):  # a library may have started some at its import
+            os.sched_setaffinity(int(thread), chosen)
 
 
 def keep_from_children(*fds: int) -> None:

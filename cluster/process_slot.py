@@ -96,10 +96,13 @@ class ProcessSlot:
 def plan_slots(
     profile: Profile, cpus: Sequence[int], worker_spawner: Spawner, router_spawner: Spawner
 ) -> list[ProcessSlot]:
-    """The processes a profile asks for: the router, then ``prefill-0`` and on, then ``decode-0`` and on."""
+    """The processes a profile asks for: the router, then ``prefill-0`` and on, then ``decode-0`` and on.
+
+    Raises ValueError for a profile that wants more cores than there are.
+    """
     prefill_ids = [f"prefill-{number}" for number in range(profile.cluster.prefill)]
     decode_ids = [f"decode-{number}" for number in range(profile.cluster.decode)]
-    pinned = plan_cpus(prefill_ids, decode_ids, cpus, profile.cluster.pin)
+    pinned = plan_cpus(prefill_ids, decode_ids, cpus, profile.cluster.pin, profile.cluster.cores_per_worker)
     workers = [
         ProcessSlot(name, name.partition("-")[0], worker_spawner, index, pinned[name])
         for index, name in enumerate([*prefill_ids, *decode_ids])

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.profile_checks import problem_in
-from cluster.units import parse_bits_per_s, parse_bytes
+from cluster.profile_checks import parse_kv_cache, problem_in
+from cluster.targets import LinkGoal, link_goal
+from cluster.units import parse_bits_per_s
 
 PROFILE_DIR: Final = Path(__file__).resolve().parent.parent / "profiles"
 
@@ -31,7 +32,8 @@ class ClusterSection(_Section, frozen=True, kw_only=True):
     decode: int = 1
     handoff: str = "always"  # always | auto | never: does a prompt go to a prefill worker
     fallback: str = "on"  # on | off: off lets failures reach the client
-    pin: bool = True  # one core per worker where there are enough
+    pin: bool = True  # cores of its own for every worker where there are enough
+    cores_per_worker: int = 1  # and as many threads
     max_attempts: int = 5
 
 
@@ -43,15 +45,18 @@ class ModelSection(_Section, frozen=True, kw_only=True):
 
 class EngineSection(_Section, frozen=True, kw_only=True):
     block_size: int = 16
-    kv_cache: str = "512MiB"
+    kv_cache: str = "512MiB"  # each worker's KV pool, or "auto": a share of the free memory
     max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 512  # of one step, all sequences together
+    prefill_chunk_tokens: int = 0  # of one prompt in one step; 0 = the whole of max_num_batched_tokens
     prefix_caching: bool = True
 
 
 class KVSection(_Section, frozen=True, kw_only=True):
-    codec: str = "raw"  # raw | int8
+    codec: str = "raw"  # raw | int8 | lossless | auto
+    allow_lossy: bool = False  # auto may choose int8
     path: str = "v2"  # v1 | v2
+    delivery: str = "stream"  # stream | bulk: does KV leave while the prompt is computed; v1 is bulk always
     accept_timeout_s: float = 5.0
     stall_timeout_s: float = 5.0
 
@@ -63,6 +68,8 @@ class LinkSection(_Section, frozen=True, kw_only=True):
     jitter_ms: float = 0.0
     loss: float = 0.0  # share of packets, netem only
     probe: bool = True
+    rho: float = 0.0  # above 0: once the prefill rate is measured, the bandwidth becomes rho x B*
+    target: str = ""  # NAME or NAME@LINK of profiles/targets: rho is that system's
 
 
 class RouterSection(_Section, frozen=True, kw_only=True):
@@ -127,8 +134,14 @@ class Profile(_Section, frozen=True, kw_only=True):
         return parse_bits_per_s(self.link.bandwidth)
 
     @property
+    def link_goal(self) -> LinkGoal | None:
+        """The ratio the link is to have; None: it keeps its bandwidth."""
+        return link_goal(self.link.target, self.link.rho, self.link_bits_per_s)
+
+    @property
     def kv_cache_bytes(self) -> int:
-        return parse_bytes(self.engine.kv_cache)
+        """Of each worker; 0 = auto."""
+        return parse_kv_cache(self.engine.kv_cache)
 
 
 def builtin_profiles() -> dict[str, Path]:

@@ -4,31 +4,48 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from cluster.targets import UnknownTarget, link_goal
 from cluster.units import parse_bits_per_s, parse_bytes
+from transport.codec_choice import CODEC_CHOICES
 
 MAX_WORKERS: Final = 32
 """Processes on one machine: more is a slip of the finger."""
+
+AUTO: Final = "auto"
+
+
+def parse_kv_cache(text: str) -> int:
+    """Bytes of one worker's KV pool; 0 for "auto", a share of the free memory. Raises ValueError as parse_bytes."""
+    try:
+        return 0 if text == AUTO else parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {AUTO}") from None
+
 
 _CHOICES: Final = {
     "cluster.mode": ("disagg", "colocated"),
     "cluster.handoff": ("always", "auto", "never"),
     "cluster.fallback": ("on", "off"),
     "model.dtype": ("auto", "float32", "bfloat16"),
-    "kv.codec": ("raw", "int8"),
+    "kv.codec": CODEC_CHOICES,
     "kv.path": ("v1", "v2"),
+    "kv.delivery": ("stream", "bulk"),
     "link.backend": ("auto", "netns", "pacing", "none"),
 }
 _AT_LEAST: Final = {
     "cluster.prefill": 0,
     "cluster.decode": 1,
+    "cluster.cores_per_worker": 1,
     "cluster.max_attempts": 1,
     "engine.block_size": 1,
     "engine.max_num_seqs": 1,
     "engine.max_num_batched_tokens": 1,
+    "engine.prefill_chunk_tokens": 0,
     "kv.accept_timeout_s": 0.1,
     "kv.stall_timeout_s": 0.1,
     "link.delay_ms": 0,
     "link.jitter_ms": 0,
+    "link.rho": 0,
     "router.max_queue": 0,
     "supervisor.heartbeat_timeout_s": 0.2,
     "supervisor.start_timeout_s": 1,
@@ -52,7 +69,7 @@ _LOAD_AT_LEAST: Final = {
 }
 _PARSED: Final[dict[str, Callable[[str], float]]] = {
     "link.bandwidth": parse_bits_per_s,
-    "engine.kv_cache": parse_bytes,
+    "engine.kv_cache": parse_kv_cache,
     "router.max_body": parse_bytes,
 }
 
@@ -84,7 +101,10 @@ def _problems(plain: dict[str, Any]) -> Iterator[str]:
         else:
             if size <= 0 and parse is parse_bytes:
                 yield f"{key} is {value_of(key)!r}; allowed is a size above 0"
+            if size <= 0 and parse is parse_kv_cache and value_of(key) != AUTO:
+                yield f"{key} is {value_of(key)!r}; allowed is a size above 0, or {AUTO}"
     yield from _combination_problems(plain)
+    yield from _goal_problems(plain["link"])
     yield from _load_problems(plain["load"])
 
 
@@ -99,11 +119,32 @@ def _combination_problems(plain: dict[str, Any]) -> Iterator[str]:
     num_workers = plain["cluster"]["prefill"] + plain["cluster"]["decode"]
     if num_workers > MAX_WORKERS:
         yield f"cluster.prefill + cluster.decode is {num_workers}; allowed is {MAX_WORKERS} or fewer"
+    if plain["engine"]["kv_cache"] == AUTO and not plain["model"]["device"].startswith("cpu"):
+        yield f"engine.kv_cache is 'auto'; with model.device {plain['model']['device']!r} allowed is a size"
     budget, num_seqs = plain["engine"]["max_num_batched_tokens"], plain["engine"]["max_num_seqs"]
+    chunk = plain["engine"]["prefill_chunk_tokens"]
+    if chunk > budget:
+        yield (
+            f"engine.prefill_chunk_tokens is {chunk}; allowed is engine.max_num_batched_tokens ({budget}) or less, "
+            "0 = the whole of it"
+        )
     if budget < num_seqs:
         yield (
             f"engine.max_num_batched_tokens is {budget}; allowed is engine.max_num_seqs ({num_seqs}) or more"
         )
+
+
+def _goal_problems(link: dict[str, Any]) -> Iterator[str]:
+    if link["target"] and link["rho"] > 0:
+        yield f"link.rho is {link['rho']:g} beside link.target {link['target']!r}; allowed is one of the two"
+    try:
+        goal = link_goal(link["target"], link["rho"], parse_bits_per_s(link["bandwidth"]))
+    except UnknownTarget as error:
+        yield f"link.target: {error}"
+        return
+    if goal is not None and link["backend"] == "none":
+        key = "link.target" if link["target"] else "link.rho"
+        yield f"link.backend is 'none' and {key} is set; a link that is to be shaped needs auto, netns or pacing"
 
 
 def _load_problems(loads: dict[str, Any]) -> Iterator[str]:

@@ -169,6 +169,10 @@ class _Totals(Collector):
         yield _counter("kv_transfer_bytes", "KV payload bytes on the wire", {"": kv.wire_bytes})
         yield _counter("kv_transfer_raw_bytes", "The same before a codec", {"": kv.raw_bytes})
         yield _counter("kv_transfer_tokens", "Tokens whose KV was moved", {"": kv.tokens})
+        yield _counter(
+            "kv_transfer_skipped_tokens", "Tokens whose KV the decode worker held", {"": kv.skipped_tokens}
+        )
+        yield _counter("kv_transfer_skipped_bytes", "Raw bytes of these", {"": kv.skipped_bytes})
         yield _gauge("router_requests_in_flight", "Requests the router holds", {"": self._router.in_flight})
         yield _gauge("router_requests_queued", "Of these, waiting for a worker", {"": self._router.queued})
         yield from self._workers()
@@ -178,6 +182,7 @@ class _Totals(Collector):
         stats = self._stats
         facts = self._facts.processes
         restarts = {process_id: process.restarts for process_id, process in facts.items()}
+        preemptions = {worker.process_id: worker.preemptions for worker in self._facts.workers}
         up = {process_id: float(process_id in self._up) for process_id in facts}
         usage = {
             worker_id: sample.held_blocks / sample.total_blocks
@@ -199,6 +204,12 @@ class _Totals(Collector):
         yield _gauge("kv_blocks_held", "KV blocks held by sequences", held, "worker")
         yield _gauge("process_resident_memory_bytes", "Resident memory", memory, "worker")
         yield _gauge("process_up", "1 while the process lives", up, "worker")
+        yield _counter(
+            "num_preemptions",
+            "Sequences that lost their KV blocks and were computed again",
+            preemptions,
+            "worker",
+        )
         yield _counter("process_restarts", "Times the process was started again", restarts, "worker")
 
     def _link(self) -> Iterator[Metric]:

@@ -78,6 +78,7 @@ class RequestTimeline:
     kv_tokens: int = 0
     kv_raw_bytes: int = 0
     kv_wire_bytes: int = 0
+    kv_skipped_tokens: int = 0
     transfer_s: float = 0.0
     exposed_s: float = 0.0
     fallback: str = ""  # the last reason
@@ -146,6 +147,7 @@ class RequestTimeline:
         self.kv_tokens += event.tokens
         self.kv_raw_bytes += event.raw_bytes
         self.kv_wire_bytes += event.wire_bytes
+        self.kv_skipped_tokens += event.skipped_tokens
         self.transfer_s += event.duration_s
         self.exposed_s += event.exposed_s
         self.codec = event.codec

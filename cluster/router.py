@@ -21,13 +21,16 @@ from cluster.control import (
     DecodeAdopted,
     Events,
     HandoffFailed,
+    MeasurePrefill,
     Ping,
     Pong,
     PrefillDone,
+    PrefillMeasured,
     RequestError,
     RouterPairReady,
     RouterSpec,
     SetCodec,
+    SetLink,
     SetMode,
     SetWorkers,
     Shutdown,
@@ -93,6 +96,7 @@ class Router:
         self._links: dict[str, WorkerLink] = {}
         self._clients: dict[str, asyncio.Queue[Deliver | Fail]] = {}
         self._loads: dict[str, WorkerLoad] = {}
+        self._link_bits_per_s = profile.link_bits_per_s
         self._events: list[Event] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._readiness = Readiness(
@@ -131,6 +135,10 @@ class Router:
                 self.apply(ModeSet(mode, cause))
             case SetCodec(codec=codec, cause=cause):
                 self.apply(CodecSet(codec, cause))
+            case SetLink(bits_per_s=bits_per_s):
+                self._link_bits_per_s = bits_per_s
+            case MeasurePrefill():
+                self._spawn(self._measure_prefill(message))
             case CommandDone(command_id=command_id):
                 future = self._commands.pop(command_id, None)
                 if future is not None and not future.done():
@@ -235,7 +243,7 @@ class Router:
     def _worth_transferring(self, num_prompt_tokens: int) -> bool:
         """``handoff = "auto"``: by the link's asked rate and the prefill rate the workers measured."""
         rates = [load.prefill_tokens_per_s for load in self._loads.values() if load.prefill_tokens_per_s > 0]
-        link_bytes_per_s = self.spec.profile.link_bits_per_s / 8
+        link_bytes_per_s = self._link_bits_per_s / 8
         if not rates or link_bytes_per_s <= 0:
             return True
         kv_bytes_per_token = next(iter(self.state.workers.values())).address.kv_bytes_per_token
@@ -256,20 +264,36 @@ class Router:
         """Send a real request through one pair until it answers or one of the two is gone."""
         try:
             while (ports := ports_of(pair, self.state.workers)) is not None:
-                sampling = SamplingParams(max_tokens=PROBE_TOKENS, ignore_eos=True)
-                request_id, queue = self.submit((1, 2), sampling, time.monotonic(), label="probe", pair=pair)
-                try:
-                    while isinstance(answer := await queue.get(), Deliver):
-                        self.apply(TokensWritten(request_id, 1))
-                        if answer.finish_reason:
-                            self._readiness.prove(pair, ports)
-                            self._parent.send(RouterPairReady(prefill_worker=pair[0], decode_worker=pair[1]))
-                            return
-                finally:
-                    self.leave(request_id)
+                _, error = await self._send_through(pair, (1, 2), PROBE_TOKENS)
+                if not error:
+                    self._readiness.prove(pair, ports)
+                    self._parent.send(RouterPairReady(prefill_worker=pair[0], decode_worker=pair[1]))
+                    return
                 await asyncio.sleep(PROBE_RETRY_S)
         finally:
             self._readiness.end_probe(pair)
+
+    async def _measure_prefill(self, asked: MeasurePrefill) -> None:
+        pair = (asked.prefill_worker, asked.decode_worker)
+        request_id, error = await self._send_through(pair, asked.prompt_token_ids, asked.max_tokens)
+        self._parent.send(PrefillMeasured(request_id=request_id, error=error))
+
+    async def _send_through(
+        self, pair: Pair, prompt_token_ids: tuple[int, ...], max_tokens: int
+    ) -> tuple[str, str]:
+        """One request of the router's own, to its end. Its id, and how it failed ("" = it did not)."""
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        request_id, queue = self.submit(
+            prompt_token_ids, sampling, time.monotonic(), label="probe", pair=pair
+        )
+        try:
+            while isinstance(answer := await queue.get(), Deliver):
+                self.apply(TokensWritten(request_id, 1))
+                if answer.finish_reason:
+                    return request_id, ""
+            return request_id, answer.message
+        finally:
+            self.leave(request_id)
 
     # --- operator ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from cluster.events import (
     Event,
     LinkConfigured,
     LinkProbed,
+    LinkTuned,
     ModeChanged,
     ModelDescribed,
     PrefillFinished,
@@ -38,7 +39,9 @@ class ProcessFacts:
     held_blocks: int | None = None  # in its last sample; None: none yet, or the process died with its blocks
     peak_rss_bytes: int = 0
     late_frames: int = 0
+    preemptions: int = 0
     prefill_tokens: int = 0  # in the last sample
+    _sampled_preemptions: int = 0  # in the last sample
     _rated_tokens: float = 0.0
     _rated_s: float = 0.0
 
@@ -54,7 +57,7 @@ class ProcessFacts:
 
     def start(self, event: WorkerStarting) -> None:
         self.role, self.pid, self.restarts = event.role, event.pid, event.restarts
-        self.held_blocks, self.prefill_tokens = None, 0
+        self.held_blocks, self.prefill_tokens, self._sampled_preemptions = None, 0, 0
 
     def exit(self, event: WorkerExited) -> None:
         if event.cause != "stop":
@@ -65,6 +68,8 @@ class ProcessFacts:
         self.held_blocks = event.held_blocks
         self.peak_rss_bytes = max(self.peak_rss_bytes, event.rss_bytes)
         self.late_frames = max(self.late_frames, event.late_frames)
+        self.preemptions += max(event.preemptions - self._sampled_preemptions, 0)
+        self._sampled_preemptions = event.preemptions
         computed = event.prefill_tokens - self.prefill_tokens
         if computed > 0 and event.prefill_tokens_per_s > 0:
             self._rated_tokens += computed
@@ -79,6 +84,7 @@ class RunFacts:
         self.started: RunStarted | None = None
         self.model: ModelDescribed | None = None
         self.link: LinkConfigured | None = None
+        self.tuned: LinkTuned | None = None  # None: no rho was asked, or the link was changed since
         self.ready_at: float | None = None
         self.stopping_at: float | None = None
         self.stop_reason = ""
@@ -177,6 +183,8 @@ class RunFacts:
                 self._shape_link(event)
             case LinkProbed():
                 self._probed_bits_per_s[event.from_worker, event.to_worker] = event.achieved_bits_per_s
+            case LinkTuned():
+                self.tuned = event
             case ModeChanged():
                 self.modes.append(event.mode)
             case CodecChanged():
@@ -186,6 +194,7 @@ class RunFacts:
         """A link that was only described anew (with what the host reaches) keeps its probes."""
         if self.link is None or _asked(self.link) != _asked(event):
             self._probed_bits_per_s.clear()
+            self.tuned = None
         self.link = event
 
     def _process(self, process_id: str, role: str) -> ProcessFacts:

@@ -20,9 +20,11 @@ from cluster.control import (
     CommandSent,
     Events,
     LinkMeasured,
+    PrefillMeasured,
     RouterPairReady,
     RouterSpec,
     RouterUp,
+    SetLink,
     SetWorkers,
     StartFailed,
     StopCluster,
@@ -31,9 +33,10 @@ from cluster.control import (
     WorkerUp,
 )
 from cluster.cpu_plan import available_cpus
-from cluster.events import Event
+from cluster.events import Event, PrefillFinished
 from cluster.link_backend import LinkBackend
 from cluster.link_prober import LinkProber
+from cluster.link_tuner import LinkTuner, MeasuringFailed
 from cluster.load import LoadGenerator
 from cluster.operator_commands import CommandRefused, OperatorCommands
 from cluster.process_set import ProcessSet
@@ -41,6 +44,7 @@ from cluster.process_slot import ROUTER_ID, ProcessSlot, pairs_of, plan_slots
 from cluster.run_dir import LOG_DIR
 from cluster.spawner import Spawner
 from cluster.start_refused import StartRefused
+from cluster.targets import LinkGoal
 from cluster.worker_agreement import describe_model, disagreement
 
 TICK_S: Final = 0.05
@@ -48,7 +52,10 @@ _LOAD_CLOSE_S: Final = 2.0
 
 
 class RunningCluster:
-    """All of a cluster but its log: ``emit`` takes the events, ``request_stop`` a reason to end the run."""
+    """All of a cluster but its log: ``emit`` takes the events, ``request_stop`` a reason to end the run.
+
+    Raises StartRefused for a profile that wants more cores than there are.
+    """
 
     def __init__(
         self,
@@ -70,8 +77,12 @@ class RunningCluster:
         self._http = http
         self._emit = emit
         self._request_stop = request_stop
+        try:
+            slots = plan_slots(spec.profile, available_cpus(), worker_spawner, router_spawner)
+        except ValueError as error:
+            raise StartRefused(str(error), 2) from error
         self.processes = ProcessSet(
-            plan_slots(spec.profile, available_cpus(), worker_spawner, router_spawner),
+            slots,
             spec.profile.supervisor,
             Path(spec.run_dir, LOG_DIR),
             first_message=self._first_message,
@@ -81,6 +92,9 @@ class RunningCluster:
         )
         self._router = self.processes.slot(ROUTER_ID)
         self._prober = LinkProber(link, emit)
+        self._tuner = LinkTuner(
+            self._router, link, emit, reshaped=self._tell_of_link, probe=self._probe_in_background
+        )
         self._load = LoadGenerator(url, spec.profile, emit, spec.profile.model.id)
         self._commands = OperatorCommands(
             spec.profile.cluster.mode,
@@ -122,6 +136,9 @@ class RunningCluster:
         except TimeoutError:
             missing = ", ".join(f"{p or 'local'} to {d}" for p, d in sorted(wanted - self._pairs))
             raise StartRefused(f"no token came through {missing} within {limit_s:g} s") from None
+        goal = self._spec.profile.link_goal
+        if goal is not None:
+            await self._tune_link(goal)
         self._is_serving = True
         self._spawn(self._run_commands(), "commands")
 
@@ -161,6 +178,8 @@ class RunningCluster:
         match message:
             case Events(events=events):
                 for event in events:
+                    if isinstance(event, PrefillFinished):
+                        self._tuner.prefill_rate.finished(event)
                     self._emit(
                         event if event.source else msgspec.structs.replace(event, source=slot.process_id)
                     )
@@ -168,11 +187,14 @@ class RunningCluster:
                 self._worker_up(slot, message)
             case RouterUp():
                 self.processes.mark_ready(slot)
+                self._tell_router_of_link()
                 self._list_workers()
             case RouterPairReady(prefill_worker=prefill, decode_worker=decode):
                 self._pairs.add((prefill, decode))
             case LinkMeasured():
                 self._prober.answered(slot.process_id, message)
+            case PrefillMeasured():
+                self._tuner.prefill_rate.answered(message)
             case CommandSent():
                 self.take(message, slot.send)
             case _:
@@ -245,13 +267,39 @@ class RunningCluster:
             ready = [slot.address for slot in self.processes.workers]
             self._router.send(SetWorkers(workers=tuple(address for address in ready if address is not None)))
 
+    def _tell_router_of_link(self) -> None:
+        """It weighs handing off against the link that is, not the one that the profile began with."""
+        shape = self._link.shape
+        if self._router.is_ready:
+            self._router.send(
+                SetLink(bits_per_s=shape.bits_per_s, delay_ms=shape.delay_ms, jitter_ms=shape.jitter_ms)
+            )
+
     def _relink(self) -> None:
         """The link has a new shape: tell, log, measure."""
+        self._tell_of_link()
+        self._probe_in_background()
+
+    def _tell_of_link(self) -> None:
         for slot in self.processes.workers:
             slot.send(self._link.worker_link())
+        self._tell_router_of_link()
         self._emit(self._link.describe(time.monotonic()))
-        if self._spec.profile.link.probe:
-            self._spawn(self._probe_again(), "link probe")
+
+    def _probe_in_background(self) -> asyncio.Task[None] | None:
+        """None: this run measures no links."""
+        return self._spawn(self._probe_again(), "link probe") if self._spec.profile.link.probe else None
+
+    async def _tune_link(self, goal: LinkGoal) -> None:
+        """Raises StartRefused when there is no prefill rate to tune it by."""
+        pair = min(pairs_of(self.processes.workers))
+        decode = self.processes.slot(pair[1]).address
+        try:
+            if decode is None:
+                raise MeasuringFailed(f"{pair[1]} is not ready any more")
+            await self._tuner.tune(goal, pair, decode, self._spec.profile.supervisor.start_timeout_s)
+        except MeasuringFailed as error:
+            raise StartRefused(f"the link cannot be given its rho: {error}") from error
 
     async def _probe_again(self) -> None:
         for problem in await self._prober.probe(self.processes.workers):
@@ -276,10 +324,11 @@ class RunningCluster:
             else:
                 reply(CommandDone(command_id=sent.command_id, ok=True, message=line))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _until(self, is_true: Callable[[], bool]) -> None:
         """Raises StartRefused as soon as a child cannot start."""

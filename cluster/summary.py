@@ -72,6 +72,9 @@ def summary_of(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
         "prefill_tokens_per_s": _rounded(facts.prefill_tokens_per_s),
         "b_star_bytes_per_s": _rounded(facts.b_star_bytes_per_s),
         "rho": _rounded(facts.rho),
+        "target": facts.tuned.target if facts.tuned else "",
+        "target_rho": _rounded(facts.tuned.target_rho) if facts.tuned else None,
+        "rho_at_start": _rounded(facts.tuned.rho) if facts.tuned else None,
         "workers": [_process(worker) for worker in facts.workers],
         "router": _process(facts.router) if facts.router else None,
     }
@@ -134,9 +137,13 @@ def _kv(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
         "tokens": kv.tokens,
         "raw_bytes": kv.raw_bytes,
         "wire_bytes": kv.wire_bytes,
+        "skipped_tokens": kv.skipped_tokens,
+        "skipped_bytes": kv.skipped_bytes,
         "ratio": _rounded(kv.raw_bytes / kv.wire_bytes) if kv.wire_bytes else None,
         "exposed_ms": _percentiles(kv.exposed_ms, 50, 99),
         "transfer_ms": _percentiles(kv.transfer_ms, 50, 99),
+        "hidden_share": _rounded(kv.hidden_share),
+        "hidden_busy_share": _rounded(kv.hidden_busy_share),
         "achieved_bytes_per_s": _rounded(kv.achieved_bytes_per_s),
         "bytes_per_token": facts.model.kv_bytes_per_token if facts.model else None,
         "formula_ok": _formula_ok(facts, kv),
@@ -145,10 +152,16 @@ def _kv(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
 
 
 def _formula_ok(facts: RunFacts, kv: KVTotals) -> bool | None:
-    """Raw bytes are exactly tokens x bytes per token, and without a codec exactly those were on the wire."""
+    """Raw bytes are exactly tokens x bytes per token, and without a codec exactly those were on the wire. What was
+    skipped keeps the same formula."""
     if facts.model is None:
         return None
-    return kv.raw_bytes == kv.tokens * facts.model.kv_bytes_per_token and not kv.unequal_raw
+    per_token = facts.model.kv_bytes_per_token
+    return (
+        kv.raw_bytes == kv.tokens * per_token
+        and kv.skipped_bytes == kv.skipped_tokens * per_token
+        and not kv.unequal_raw
+    )
 
 
 def _link(facts: RunFacts) -> dict[str, Any]:
@@ -175,6 +188,7 @@ def _process(process: ProcessFacts) -> dict[str, Any]:
         "peak_rss_bytes": process.peak_rss_bytes,
         "prefill_tokens_per_s": _rounded(process.prefill_tokens_per_s),
         "late_frames": process.late_frames,
+        "preemptions": process.preemptions,
         "failed": process.failed,
     }
 

@@ -30,6 +30,7 @@ from cluster.control import (
 from cluster.events import Event, RunReady, RunStarted, RunStopped, RunStopping
 from cluster.http_listener import bind_http, url_of
 from cluster.link_backend import resolve_link
+from cluster.memory_fit import fitted
 from cluster.run_dir import (
     ClockAnchor,
     RunDirError,
@@ -43,6 +44,7 @@ from cluster.run_log import RunLog
 from cluster.running_cluster import RunningCluster
 from cluster.spawner import Spawner
 from cluster.start_refused import StartRefused
+from engine.memory import free_memory_bytes
 
 FLUSH_S: Final = 0.05
 SOURCE: Final = "supervisor"
@@ -147,6 +149,8 @@ class Supervisor:
         )
         if spec.load and spec.load not in profile.load:
             raise StartRefused(f"load {spec.load!r} is unknown; allowed: {', '.join(profile.load)}", 2)
+        profile = fitted(profile, free_memory_bytes())
+        spec = msgspec.structs.replace(spec, profile=profile)
         http = held.enter_context(bind_http(profile.router.host, profile.router.port))
         link = resolve_link(profile)
         held.callback(link.close)

@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import Final
@@ -44,7 +45,7 @@ from cluster.worker_link import REQUEST_CHANNEL
 from cluster.worker_outbox import WorkerOutbox
 from cluster.worker_sides import WorkerSides
 from engine.engine import Engine
-from engine.outputs import EngineStats, StepOutput
+from engine.outputs import EngineStats, PrefillProgress, StepOutput
 from engine.weights import LoadedModel
 from transport.auth import ServerHandshake, authenticate_stream
 from transport.errors import AuthError
@@ -84,10 +85,18 @@ class Worker:
             block_size=engine.config.block_size,
             layout=KV_LAYOUT,
         )
-        self._thread = EngineThread(engine, self._stepped, self._engine_died)
+        self._thread = EngineThread(engine, self._stepped, self._engine_died, self._layer_written)
         self._refusals = RefusalLog(spec.worker_id, self._outbox.emit)
         self._kv = WorkerKV(spec, contract, self._thread, partial(self._refusals.add, "kv"))
-        prefill = PrefillSide(spec.worker_id, engine, contract, self._outbox, self._kv.sender_to)
+        prefill = PrefillSide(
+            spec.worker_id,
+            engine,
+            contract,
+            self._outbox,
+            self._kv.sender_to,
+            spec.profile.kv.delivery,
+            self._kv.codec_selector,
+        )
         decode = DecodeSide(spec.worker_id, engine, self._outbox)
         self._sides = WorkerSides(prefill, decode, self._outbox)
         self._kv.connect(prefill, decode)
@@ -104,6 +113,7 @@ class Worker:
         self._thread.start()
         server = await asyncio.start_server(self._router_connected, sock=self._listener, limit=MAX_LINE_BYTES)
         self._parent.send(self._up())
+        self._in_background(asyncio.to_thread(self._kv.measure_codecs))
         stats = asyncio.create_task(self._report_for_ever())
         try:
             while (message := await self._parent.receive()) is not None and not isinstance(message, Shutdown):
@@ -126,11 +136,14 @@ class Worker:
             case SetLink():
                 self._kv.set_link(message)
             case ProbeLink():
-                task = asyncio.create_task(self._probe(message))
-                self._background.add(task)
-                task.add_done_callback(self._background.discard)
+                self._in_background(self._probe(message))
             case _:
                 raise ValueError(f"a worker has no use for {type(message).__name__}")
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _probe(self, message: ProbeLink) -> None:
         measured: LinkMeasured = await asyncio.to_thread(self._kv.probe, message)
@@ -209,6 +222,9 @@ class Worker:
 
     # --- in the engine's thread -------------------------------------------------------------------------------
 
+    def _layer_written(self, prefilled: tuple[PrefillProgress, ...], layer: int) -> None:
+        self._sides.prefill.layer_written(prefilled, layer)
+
     def _stepped(self, output: StepOutput) -> None:
         self._meter.add(output)
         self._sides.stepped(output, time.monotonic())
@@ -258,6 +274,7 @@ class Worker:
             cpu_percent=process.cpu_percent(),
             rss_bytes=process.memory_info().rss,
             late_frames=self._kv.num_late_frames,
+            preemptions=stats.preemptions,
         )
         self._parent.send(Events(events=(event,)))
         if self._router is not None:

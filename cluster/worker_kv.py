@@ -6,16 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from cluster.attempt import attempt_key
+from cluster.codec_selector import CodecSelector
 from cluster.control import LinkMeasured, ProbeLink, SetLink, WorkerSpec
 from cluster.decode_side import DecodeSide
 from cluster.engine_thread import EngineThread
 from cluster.prefill_side import PrefillSide
 from transport.codec import Codec, RawCodec
+from transport.codec_rates import measure_codec
 from transport.errors import AuthError, TransportError
 from transport.events import ReceiveStats, TransferEvent
 from transport.int8_codec import Int8Codec
 from transport.kv_transfer import TransferLimits
 from transport.link import LinkShape
+from transport.lossless_codec import LosslessCodec
 from transport.messages import FailReason, KVCommit, KVContract, KVHeader
 from transport.probe import probe
 from transport.receiver import KVReceiver
@@ -38,7 +41,9 @@ class WorkerKV:
         self._limits = TransferLimits(
             accept_timeout_s=spec.profile.kv.accept_timeout_s, stall_timeout_s=spec.profile.kv.stall_timeout_s
         )
-        self._codecs: tuple[Codec, ...] = (RawCodec(), Int8Codec())
+        self._contract = contract
+        self._codecs: tuple[Codec, ...] = (RawCodec(), Int8Codec(), LosslessCodec())
+        self.codec_selector: Final = CodecSelector(allow_lossy=spec.profile.kv.allow_lossy)
         self._shape = LinkShape()
         self._senders: dict[tuple[str, int], KVSender] = {}
         self._prefill: PrefillSide | None = None
@@ -59,6 +64,17 @@ class WorkerKV:
         """Before the engine's thread starts."""
         self._prefill, self._decode = prefill, decode
         decode.receiver = self._receiver
+
+    def measure_codecs(self) -> None:
+        """Find out what each codec does on this machine. Some ten milliseconds, seconds where they must be compiled."""
+        dtype, head_dim = self._contract.dtype, self._contract.head_dim
+        self.codec_selector.codecs_measured(
+            {
+                codec.name: measure_codec(codec, dtype, head_dim)
+                for codec in self._codecs
+                if not codec.is_identity
+            }
+        )
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -111,6 +127,7 @@ class WorkerKV:
             delay_s=message.delay_ms / 1e3,
             jitter_s=message.jitter_ms / 1e3,
         )
+        self.codec_selector.link_set(self._shape.bandwidth_bytes_per_s)
         self._receiver.set_link(self._shape)
         for sender in list(self._senders.values()):
             sender.set_link(self._shape)
@@ -121,6 +138,7 @@ class WorkerKV:
             result = probe((message.kv_host, message.kv_port), self._secret, self._shape, message.num_bytes)
         except TransportError as error:
             return LinkMeasured(to_worker=message.to_worker, error=str(error))
+        self.codec_selector.link_measured((message.kv_host, message.kv_port), result.achieved_bytes_per_s)
         return LinkMeasured(
             to_worker=message.to_worker,
             achieved_bits_per_s=result.achieved_bytes_per_s * 8,

@@ -4,33 +4,23 @@ import os
 import socket
 import sys
 
+import torch
+
 from cluster.child_main import child_main
 from cluster.control import StartFailed, WorkerSpec
+from cluster.engine_settings import engine_config
 from cluster.json_stream import JsonStream
+from cluster.memory_fit import memory_problem, worker_plan
 from cluster.process_guard import enter_netns, pin_to
 from cluster.profile import Profile
 from cluster.worker import Worker
-from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model_ids import ModelError
+from engine.memory import free_memory_bytes, return_freed_memory
+from engine.model_ids import ModelError, resolve_model
 from engine.weights import load_model
 
 EXIT_WRONG_USE = 2
-
-
-def engine_config(profile: Profile) -> EngineConfig:
-    """The part of a profile that an engine needs. Raises ValueError naming the field."""
-    engine = profile.engine
-    return EngineConfig(
-        block_size=engine.block_size,
-        kv_cache_bytes=profile.kv_cache_bytes,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        dtype=profile.model.dtype,
-        device=profile.model.device,
-        num_threads=1,
-        enable_prefix_caching=engine.prefix_caching,
-    )
+EXIT_ENVIRONMENT = 3
 
 
 async def run(fd: int) -> int:
@@ -47,17 +37,37 @@ async def run(fd: int) -> int:
         enter_netns(spec.netns_fd)
         os.close(spec.netns_fd)
     pin_to(spec.cpus)
+    torch.set_num_interop_threads(1)  # the engine is one thread; what it has more of are its own threads
     try:
-        loaded = load_model(spec.profile.model.id, spec.profile.model.dtype, spec.profile.model.device)
-        engine = Engine(engine_config(spec.profile), loaded)
+        problem = _memory_problem(spec.profile)
+        if problem:
+            return await _refuse(parent, f"{spec.worker_id}: {problem}", EXIT_ENVIRONMENT)
+        model, config = spec.profile.model, engine_config(spec.profile)
+        loaded = load_model(model.id, model.dtype, model.device, config.kernels_in_use)
+        engine = Engine(config, loaded)
     except (ModelError, ValueError) as error:
-        parent.send(StartFailed(message=f"{spec.worker_id}: {error}", exit_code=EXIT_WRONG_USE))
-        await parent.drain()
-        return EXIT_WRONG_USE
+        return await _refuse(parent, f"{spec.worker_id}: {error}", EXIT_WRONG_USE)
     engine.warm_up()
+    return_freed_memory()
     worker = Worker(spec, parent, listener, engine, loaded)
     await worker.run()
     return 0
+
+
+def _memory_problem(profile: Profile) -> str:
+    """Why this worker must not start; "" = it may. Raises ModelError, and ValueError naming a field."""
+    if not profile.model.device.startswith("cpu"):
+        return ""
+    plan = worker_plan(profile, resolve_model(profile.model.id).config)
+    return memory_problem(
+        plan, 1, free_memory_bytes() + plan.runtime_bytes
+    )  # what it imported is here already
+
+
+async def _refuse(parent: JsonStream, message: str, exit_code: int) -> int:
+    parent.send(StartFailed(message=message, exit_code=exit_code))
+    await parent.drain()
+    return exit_code
 
 
 if __name__ == "__main__":

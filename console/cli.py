@@ -38,6 +38,7 @@ COMMANDS: Final = (
     Command("up", "console.up", "start a cluster and open the console (or run it headless)"),
     Command("load", "console.load_command", "drive a running cluster with a load of a profile"),
     Command("plan", "console.plan_command", "does moving KV beat recomputing it on a given link"),
+    Command("bench", "console.bench_command", "measure one part of the system on this machine"),
     Command("runs", "console.runs_command", "list the runs on this machine, or show one"),
     Command("export", "console.export_command", "write a run as jsonl or csv"),
     Command("model", "console.model_command", "list the models that can be used, or describe one"),

@@ -12,6 +12,7 @@ from cluster.events import (
     HeartbeatMissed,
     LinkConfigured,
     LinkProbed,
+    LinkTuned,
     LoadStarted,
     LoadStopped,
     ModeChanged,
@@ -42,7 +43,14 @@ from cluster.events import (
     WorkerStats,
 )
 from cluster.units import format_bits_per_s, format_bytes
-from console.text_format import format_ms, format_rate_pair, short_id, short_worker
+from console.text_format import (
+    format_ms,
+    format_rate_pair,
+    format_ratio,
+    format_skipped,
+    short_id,
+    short_worker,
+)
 from console.worker_view import exit_words
 
 NOTABLE: Final = "notable"
@@ -123,8 +131,20 @@ def _process_line(event: Event) -> Line | None:
             pair = f"{short_worker(event.from_worker)}>{short_worker(event.to_worker)}"
             rate = format_rate_pair(event.achieved_bits_per_s, 0.0)
             return Line(CLUSTER, f"link {pair} probed: {rate}, round trip {event.rtt_ms:.2f} ms")
+        case LinkTuned():
+            return _tuned_line(event)
         case _:
             return None
+
+
+def _tuned_line(event: LinkTuned) -> Line:
+    asked = f"rho {format_ratio(event.target_rho)}" + (f" of {event.target}" if event.target else "")
+    limit = f"; {event.limit}" if event.limit else ""
+    text = (
+        f"link tuned for {asked}: asked {format_bits_per_s(event.asked_bits_per_s)} at "
+        f"{event.prefill_tokens_per_s:,.0f} prefill tokens/s, rho here {format_ratio(event.rho)}{limit}"
+    )
+    return Line(CLUSTER, text, "warn" if event.limit else "good")
 
 
 def _transfer_line(event: Event) -> Line | None:
@@ -132,7 +152,8 @@ def _transfer_line(event: Event) -> Line | None:
         case TransferStarted():
             path = f"{short_worker(event.from_worker)}>{short_worker(event.to_worker)}"
             what = f"{event.codec} {format_bytes(event.raw_bytes)} ({event.tokens:,} tokens)"
-            text = f"{short_id(event.request_id)} transfer {path} started: {what}"
+            skipped = format_skipped(event.skipped_tokens, event.skipped_bytes)
+            text = f"{short_id(event.request_id)} transfer {path} started: {what}{skipped}"
             return Line(TRANSFERS, text, routine=event.raw_bytes < BIG_TRANSFER_BYTES)
         case TransferCompleted():
             rate = event.wire_bytes / event.busy_s / 1e6 if event.busy_s > 0 else 0.0

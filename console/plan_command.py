@@ -1,7 +1,7 @@
 """Does moving a prompt's KV beat computing it again? A table for prompt lengths and links, and one sentence.
 
 Links are profiles (1gbe, 10gbe, ...) or rates (40gbit). The prefill rate is --prefill-tps, or the one that the
-youngest run of this model measured on this machine.
+youngest run of this model measured on this machine; with --target it is a GPU system's, from published figures.
 """
 
 import argparse
@@ -11,16 +11,19 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.planner import PlanLink, PlanRow, kv_bytes_per_token, plan_table, plan_verdict
+from cluster.planner import PlanLink, kv_bytes_per_token, plan_table, plan_verdict
 from cluster.profile import builtin_profiles, load_profile
 from cluster.run_dir import list_runs
-from cluster.units import format_bits_per_s, format_bytes, parse_bits_per_s
+from cluster.targets import all_links
+from cluster.units import format_bits_per_s, parse_bits_per_s
+from console import plan_target
 from console.errors import UserError
-from console.run_page import number
+from console.plan_text import plan_text
 from console.summary_text import read_summary
 from engine.dtypes import resolve_dtype
 from engine.model_ids import ModelError, resolve_model
 
+DEFAULT_MODEL: Final = "tiny"
 DEFAULT_TOKENS: Final = "100,1000,8000"
 DEFAULT_LINKS: Final = "1gbe,10gbe,100gbe"
 
@@ -34,7 +37,7 @@ class PrefillRate:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="tiny", metavar="ID|DIR", help="default: tiny")
+    parser.add_argument("--model", metavar="ID|DIR", help=f"default: {DEFAULT_MODEL}")
     parser.add_argument(
         "--tokens",
         default=DEFAULT_TOKENS,
@@ -43,24 +46,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--link",
-        default=DEFAULT_LINKS,
         metavar="NAME,...",
-        help=f"profiles or rates (default: {DEFAULT_LINKS})",
+        help=f"profiles or rates (default: {DEFAULT_LINKS}; with --target: the links that such a system may have)",
     )
     parser.add_argument(
         "--prefill-tps", type=float, metavar="N", help="prompt tokens per second of one prefill worker"
     )
     parser.add_argument(
         "--dtype",
-        default="auto",
         metavar="DTYPE",
-        help="auto (what this machine computes in), float32 or bfloat16",
+        help="auto (what this machine computes in, default), float32 or bfloat16",
     )
+    parser.add_argument(
+        "--target", metavar="NAME[@LINK]", help="a GPU system by name: its model, prefill rate and links"
+    )
+    parser.add_argument("--list-targets", action="store_true", help="list the GPU systems and their links")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    return plan(args.model, args.tokens, args.link, args.prefill_tps, args.dtype, as_json=args.json)
+    if args.list_targets:
+        return plan_target.list_targets(as_json=args.json)
+    if args.target is not None:
+        return _run_target(args)
+    return plan(
+        args.model or DEFAULT_MODEL,
+        args.tokens,
+        args.link or DEFAULT_LINKS,
+        args.prefill_tps,
+        args.dtype or "auto",
+        as_json=args.json,
+    )
+
+
+def _run_target(args: argparse.Namespace) -> int:
+    for option in ("model", "prefill_tps", "dtype"):
+        if vars(args)[option] is not None:
+            raise UserError(
+                f"--{option.replace('_', '-')} is given beside --target {args.target}, which says it; "
+                "allowed is one of the two"
+            )
+    target, names = plan_target.resolve(args.target, args.link)
+    links = [_parse_link(name) for name in names]
+    lengths = _parse_tokens(args.tokens)
+    return plan_target.plan(target, links, lengths, plan_target.measured_here(), as_json=args.json)
 
 
 def plan(model: str, tokens: str, links: str, prefill_tps: float | None, dtype: str, *, as_json: bool) -> int:
@@ -101,7 +130,7 @@ def plan(model: str, tokens: str, links: str, prefill_tps: float | None, dtype: 
             f"  pdconsole up --model {model} --headless --duration 20 --load steady"
         )
     print()
-    print(_table(rows))
+    print(plan_text(rows))
     if max(lengths) > source.config.max_model_len:
         print(f"(this model's context ends at {source.config.max_model_len:,} tokens)")
     print()
@@ -125,11 +154,14 @@ def _parse_link(text: str) -> PlanLink:
     if name in builtin_profiles():
         profile = load_profile(name)
         link = PlanLink(name, profile.link_bits_per_s, profile.link.delay_ms)
+    elif name in all_links():
+        link = PlanLink(name, all_links()[name].bits_per_s)
     else:
         try:
             link = PlanLink(name, parse_bits_per_s(name))
         except ValueError as error:
-            allowed = f"{', '.join(builtin_profiles())}, or a rate such as 40gbit"
+            known = ", ".join(dict.fromkeys([*builtin_profiles(), *all_links()]))
+            allowed = f"{known}, or a rate such as 40gbit"
             raise UserError(f"--link has {name!r}; allowed: {allowed}") from error
     if link.bits_per_s <= 0:
         raise UserError(
@@ -149,14 +181,3 @@ def _prefill_rate(model: str, dtype: str, given: float | None) -> PrefillRate | 
         if measured and summary.get("model") == model and summary.get("dtype") == dtype:
             return PrefillRate(float(measured), f"measured in run {record.run}")
     return None
-
-
-def _table(rows: list[PlanRow]) -> str:
-    lines = [f"{'LINK':10}{'TOKENS':>8}{'KV':>12}{'MOVE ms':>11}{'COMPUTE ms':>12}{'RHO':>9}  VERDICT"]
-    for row in rows:
-        rho = "-" if row.rho is None else f"{row.rho:.3g}"
-        lines.append(
-            f"{row.link:10}{row.tokens:>8}{format_bytes(row.kv_bytes):>12}{number(row.transfer_ms):>11}"
-            f"{number(row.recompute_ms):>12}{rho:>9}  {row.verdict}"
-        )
-    return "\n".join(lines)

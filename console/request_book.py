@@ -26,6 +26,7 @@ from cluster.events import (
 from cluster.request_filter import RequestEvent
 from console.request_view import CANCELLED, DONE, FAILED, REJECTED, RequestView
 from console.series import BucketSeries
+from console.text_format import format_skipped
 
 KEPT_DONE: Final = 500
 
@@ -89,7 +90,9 @@ class RequestBook:
                 request.tell(event.at, f"arrived: {event.prompt_tokens:,} prompt tokens ({event.label})")
             case RequestDispatched():
                 attempt = request.attempt(event.attempt)
-                attempt.at, attempt.mode, attempt.codec = event.at, event.mode, event.codec
+                attempt.at, attempt.mode = event.at, event.mode
+                if attempt.transfer_started_at is None:  # else the worker has chosen already
+                    attempt.codec = event.codec
                 attempt.decode_worker, attempt.decode_reason = event.decode_worker, event.decode_reason
                 attempt.prefill_worker, attempt.prefill_reason = event.prefill_worker, event.prefill_reason
                 request.tell(event.at, f"attempt {event.attempt} sent to {attempt.path}")
@@ -109,9 +112,12 @@ class RequestBook:
             case TransferStarted():
                 attempt = request.attempt(event.attempt)
                 attempt.transfer_started_at, attempt.transfer_raw_bytes = event.at, event.raw_bytes
-                request.tell(
-                    event.at, f"transfer started {event.from_worker} > {event.to_worker} {event.codec}"
-                )
+                attempt.skipped = format_skipped(event.skipped_tokens, event.skipped_bytes)
+                path = f"{event.from_worker} > {event.to_worker} {event.codec}"
+                attempt.codec = event.codec
+                request.tell(event.at, f"transfer started {path}{attempt.skipped}")
+                if event.codec_reason:
+                    request.tell(event.at, f"codec {event.codec}: {event.codec_reason}")
             case TransferCompleted():
                 request.attempt(event.attempt).transfer = event
                 self._count_transfer(event)

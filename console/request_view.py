@@ -50,6 +50,7 @@ class AttemptView:
     cached_tokens: int = 0
     transfer_started_at: float | None = None
     transfer_raw_bytes: int = 0
+    skipped: str = ""  # what of the prompt the decode worker held, as ``format_skipped`` says it
     transfer: TransferCompleted | None = None
     admitted_at: float | None = None
     failure: str = ""

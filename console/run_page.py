@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
+from cluster.targets import FLATTERS_FROM, rho_of_targets
 from cluster.units import format_bits_per_s, format_bytes
-from console.text_format import clean
+from console.text_format import clean, format_skipped
 
 _LATENCIES: Final = (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("TPOT", "tpot_ms"), ("E2EL", "e2el_ms"))
 _PERCENTILES: Final = ("p50", "p90", "p99", "max", "mean")
@@ -110,10 +111,12 @@ def _kv(kv: dict[str, Any]) -> list[str]:
     failures = ", ".join(f"{count} {clean(why)}" for why, count in kv["failures"].items())
     if not kv["transfers"]:
         return ["KV", f"  transfers failed: {failures}"] if failures else []
+    # an older run's summary does not say what was skipped: nothing was
+    skipped = format_skipped(kv.get("skipped_tokens", 0), kv.get("skipped_bytes", 0))
     lines = [
         "KV",
         f"  {kv['transfers']} transfers, {kv['tokens']:,} tokens, {format_bytes(kv['raw_bytes'])} raw, "
-        f"{format_bytes(kv['wire_bytes'])} on the wire",
+        f"{format_bytes(kv['wire_bytes'])} on the wire{skipped}",
         f"  transfer p50 {number(kv['transfer_ms']['p50'])} p99 {number(kv['transfer_ms']['p99'])} ms, "
         f"exposed p50 {number(kv['exposed_ms']['p50'])} p99 {number(kv['exposed_ms']['p99'])} ms",
     ]
@@ -149,7 +152,31 @@ def _link(summary: dict[str, Any]) -> list[str]:
             else "computing KV again is faster than moving it"
         )
         lines.append(f"  rho {rho:.3g}: {word}")
+        lines += [f"  {line}" for line in [flattery(summary)] if line]
     return lines
+
+
+def flattery(summary: dict[str, Any]) -> str:
+    """A run's rho (not None) beside the one it stands for, and whether the run shows disaggregation too good.
+
+    Without a target it is compared with all of them on a link of the same rate; "" where there is nothing to say.
+    """
+    rho, asked_bits_per_s = summary["rho"], summary["link"]["asked_bits_per_s"]
+    target_rho = summary.get("target_rho")  # an older run's summary has none: none was asked
+    if target_rho is not None:
+        named = f"target {clean(summary['target'])}:" if summary["target"] else "asked:"
+        at_start = summary["rho_at_start"]  # the run's own moves with the prompts it happened to get
+        too_good = "; this run flatters disaggregation" if at_start > FLATTERS_FROM * target_rho else ""
+        return f"{named} rho {target_rho:.3g}; this link at start {at_start:.3g}{too_good}"
+    if asked_bits_per_s <= 0:
+        return ""
+    low, high = rho_of_targets(asked_bits_per_s)
+    if rho <= FLATTERS_FROM * high:
+        return ""
+    return (
+        f"GPUs on a link of this rate have rho {low:.2g} to {high:.2g}: this run flatters disaggregation "
+        "(--target NAME gives the link a GPU's ratio)"
+    )
 
 
 def _workers(summary: dict[str, Any]) -> list[str]:

@@ -9,6 +9,8 @@ from typing import Final
 
 from rich.cells import cell_len, set_cell_size
 
+from cluster.units import format_bytes
+
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 _WORKER: Final = re.compile(r"(prefill|decode)-(\d+)")
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
@@ -82,6 +84,11 @@ def format_mib(num_bytes: float) -> str:
     """Number only, at most 6 cells: "2.8", "175.8", "12345"."""
     mib = num_bytes / 2**20
     return f"{mib:.1f}" if mib < 9_999.5 else f"{mib:.0f}"
+
+
+def format_skipped(tokens: int, num_bytes: int) -> str:
+    """What a transfer left away, to be put after it: ", skipped 4,096 tokens, 24.0 MiB"; "" for none."""
+    return f", skipped {tokens:,} tokens, {format_bytes(num_bytes)}" if tokens else ""
 
 
 def format_rate_pair(achieved_bits_per_s: float, asked_bits_per_s: float) -> str:

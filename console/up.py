@@ -27,6 +27,7 @@ _OPTION_KEYS: Final = {
     "codec": "kv.codec",
     "handoff": "cluster.handoff",
     "fallback": "cluster.fallback",
+    "target": "link.target",
     "link_backend": "link.backend",
     "port": "router.port",
 }
@@ -71,11 +72,16 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mode", metavar="MODE", help="disagg or colocated")
     group.add_argument("--prefill", type=int, metavar="N", help="number of prefill workers")
     group.add_argument("--decode", type=int, metavar="N", help="number of decode workers")
-    group.add_argument("--codec", metavar="CODEC", help="KV on the wire: raw or int8")
+    group.add_argument("--codec", metavar="CODEC", help="KV on the wire: raw, int8, lossless or auto")
     group.add_argument(
         "--handoff", metavar="WHEN", help="always, auto or never: does a prompt go to a prefill worker"
     )
     group.add_argument("--fallback", metavar="on|off", help="off: failures reach the client")
+    group.add_argument(
+        "--target",
+        metavar="NAME[@LINK]",
+        help="give the link the ratio this system has (see: pdconsole plan --list-targets)",
+    )
     group.add_argument("--link-backend", metavar="BACKEND", help="auto, netns, pacing or none")
     group.add_argument("--port", type=int, metavar="N", help="the router's HTTP port; 0: any free one")
     group.add_argument(

@@ -19,6 +19,7 @@ from cluster.events import (
     HeartbeatMissed,
     LinkConfigured,
     LinkProbed,
+    LinkTuned,
     LoadStarted,
     LoadStopped,
     ModeChanged,
@@ -111,6 +112,7 @@ class ViewState:
         self.stopping = ""
         self.stopped = False
         self.described: ModelDescribed | None = None
+        self.tuned: LinkTuned | None = None  # None: no rho was asked, or the link was changed since
         self.loads: dict[str, str] = {}
         self.topology = Topology()
         self.requests = RequestBook()
@@ -184,8 +186,13 @@ class ViewState:
                     self.requests.router_lost(event.at)
             case (
                 WorkerStarting() | WorkerReady() | WorkerRestarting() | WorkerFailed() | HeartbeatMissed()
-                | WorkerStats() | LinkConfigured() | LinkProbed()
+                | WorkerStats() | LinkProbed()
             ):  # fmt: skip
+                self.topology.fold(event)
+            case LinkConfigured():
+                before = self.topology.asked
+                if before is not None and before.asked_bits_per_s != event.asked_bits_per_s:
+                    self.tuned = None  # the link that stood for a target is another now
                 self.topology.fold(event)
             case RouterStats():
                 self.topology.fold(event)
@@ -213,6 +220,7 @@ class ViewState:
         | ModelDescribed
         | ModeChanged
         | CodecChanged
+        | LinkTuned
         | LoadStarted
         | LoadStopped
         | BurstInjected
@@ -235,6 +243,8 @@ class ViewState:
                 self.mode = event.mode
             case CodecChanged():
                 self.codec = event.codec
+            case LinkTuned():
+                self.tuned = event
             case LoadStarted():
                 self.loads[event.name] = event.detail
             case LoadStopped():

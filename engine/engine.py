@@ -5,14 +5,24 @@ Every method is called from one thread. Whoever owns the engine calls ``step`` w
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from engine.block_allocator import BlockAllocator
 from engine.config import EngineConfig
 from engine.kv_cache import PagedKVCache
+from engine.memory import num_kv_blocks
 from engine.model_runner import ModelRunner, SampledToken
-from engine.outputs import BlockOwner, EngineStats, FinishedRequest, NewToken, PrefillProgress, StepOutput
+from engine.outputs import (
+    BlockOwner,
+    EngineStats,
+    FinishedRequest,
+    NewToken,
+    OnLayer,
+    PrefillProgress,
+    StepOutput,
+)
 from engine.request import FinishReason, Request, SamplingParams
 from engine.scheduler import ScheduledChunk, Scheduler
 from engine.sequence import Sequence, SequenceStatus
@@ -36,12 +46,7 @@ class Engine:
         self.config = config
         self.loaded = loaded
         model = loaded.config
-        block_bytes = config.block_size * model.kv_bytes_per_token(loaded.dtype)
-        num_blocks = config.num_blocks or config.kv_cache_bytes // block_bytes
-        if num_blocks < 1:
-            raise ValueError(
-                f"engine.kv_cache_bytes is {config.kv_cache_bytes}; allowed is {block_bytes} (one block) or more"
-            )
+        num_blocks = num_kv_blocks(config, model, loaded.dtype)
         self.max_model_len = min(model.max_model_len, num_blocks * config.block_size)
         self._cache = PagedKVCache(
             model.num_layers,
@@ -58,9 +63,10 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            prefill_chunk_tokens=config.prefill_chunk_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._runner = ModelRunner(loaded.model, self._cache)
+        self._runner = ModelRunner(loaded.model, self._cache, config.kernels_in_use)
         self._clock = clock
         self._arrivals = 0
         self._cached_prefix_tokens = 0
@@ -80,15 +86,23 @@ class Engine:
         """
         self._scheduler.add(self._sequence(request, hold=hold))
 
-    def reserve(self, request: Request) -> None:
+    def reserve(self, request: Request) -> int:
         """Decode role: hold every block that prompt and whole possible output need, before the KV arrives.
 
+        Returns how many leading tokens have their KV already, from the prefix cache: whole blocks, and fewer than the
+        request has tokens. These blocks are shared with others; the KV that arrives begins behind them. They hold
+        exact KV, so a request whose other KV comes by a lossy codec may use them too.
         Raises NoCapacity if that does not fit now, ValueError as ``add`` does.
         """
-        self._scheduler.reserve(self._sequence(request), self._clock())
+        sequence = self._sequence(request)
+        self._scheduler.reserve(sequence, self._clock())
+        return sequence.num_cached_tokens
 
     def kv_blocks(self, request_id: str) -> tuple[int, ...]:
-        """The block table of a sequence, in token order. Raises KeyError for an unknown id."""
+        """The block table of a sequence, in token order. Raises KeyError for an unknown id.
+
+        A transfer may read all of them, and write only those behind the tokens that ``reserve`` found cached.
+        """
         return tuple(self._scheduler.sequences[request_id].block_table)
 
     def adopt(self, request_id: str, first_token_id: int, *, exact: bool = True) -> FinishReason | None:
@@ -96,13 +110,14 @@ class Engine:
 
         The sequence runs on from there; ``step`` does not return ``first_token_id`` again. If that token ends the
         sequence, its blocks are freed and the reason is returned. ``exact`` False (the KV came by a lossy codec):
-        none of its blocks is kept for other requests with the same prefix.
+        none of the blocks that came is kept for other requests with the same prefix.
         Raises KeyError for an unknown id, ValueError for one that is not reserved or a token outside the vocabulary.
         """
         sequence = self._reserved(request_id)
         if not 0 <= first_token_id < self.loaded.config.vocab_size:
             raise ValueError(f"request {request_id}: token id {first_token_id} is outside the vocabulary")
         sequence.has_exact_kv = exact
+        self._cached_prefix_tokens += sequence.num_cached_tokens
         num_computed = sequence.num_tokens
         sequence.token_ids.append(first_token_id)
         now = self._clock()
@@ -113,11 +128,12 @@ class Engine:
         return reason
 
     def recompute(self, request_id: str) -> None:
-        """Fallback: compute a reserved request's KV here. It keeps its blocks and its place.
+        """Fallback: compute a reserved request's KV here, from its cached prefix on. It keeps its blocks and its place.
 
         Call it only when nothing writes to those blocks any more. Raises as ``adopt`` does.
         """
-        self._scheduler.start_reserved(self._reserved(request_id), 0, self._clock())
+        sequence = self._reserved(request_id)
+        self._scheduler.start_reserved(sequence, sequence.num_cached_tokens, self._clock())
 
     def release(self, request_id: str) -> None:
         """Unpin and free the blocks of a handed-off sequence.
@@ -130,6 +146,21 @@ class Engine:
                 f"request {request_id} is {sequence.status}; only a handing_off one can be released"
             )
         self._scheduler.finish(sequence, self._clock())
+
+    def halt(self, request_id: str) -> None:
+        """Compute a held request no further; its blocks stay pinned until ``release``, as after its first token.
+
+        For giving up while a transfer may still read them. No effect on a request that is HANDING_OFF already.
+        Raises KeyError for an unknown id, ValueError for a request that is not held or holds no blocks yet.
+        """
+        sequence = self._scheduler.sequences[request_id]
+        if sequence.status is SequenceStatus.HANDING_OFF:
+            return
+        if not sequence.hold or sequence.status is not SequenceStatus.RUNNING:
+            raise ValueError(
+                f"request {request_id} is {sequence.status}; only a held, running one can be halted"
+            )
+        self._scheduler.hand_off(sequence, self._clock())
 
     def abort(self, request_id: str) -> bool:
         """Drop a request in whatever status and free its blocks at once. False if it is not here (any more).
@@ -146,14 +177,19 @@ class Engine:
         """True if ``step`` would do anything now. False with sequences waiting: for blocks that others hold."""
         return self._scheduler.has_work()
 
-    def step(self) -> StepOutput:
-        """Schedule, run, update: at most ``max_num_batched_tokens`` tokens are computed."""
+    def step(self, on_layer: OnLayer | None = None) -> StepOutput:
+        """Schedule, run, update: at most ``max_num_batched_tokens`` tokens are computed.
+
+        ``on_layer`` is called once a layer while prompts are computed, with what will be the step's ``prefilled``. It
+        may read the KV it names, and must not call this engine's other methods but ``kv_blocks``.
+        """
         started = self._clock()
         batch = self._scheduler.schedule(started)
         self._preemptions += len(batch.preempted)
-        sampled = self._runner.run(batch) if batch.chunks else []
-        self._scheduler.update(batch)
         prefilled = tuple(self._progress(chunk) for chunk in batch.chunks if chunk.is_prefill)
+        tell = partial(on_layer, prefilled) if on_layer is not None and prefilled else None
+        sampled = self._runner.run(batch, tell) if batch.chunks else []
+        self._scheduler.update(batch)
         finished = self._append(sampled)
         return StepOutput(
             new_tokens=tuple(NewToken(s.sequence.request_id, s.token_id, s.output_position) for s in sampled),

@@ -1,10 +1,16 @@
 """The paged KV cache: one tensor per layer, addressed by blocks. Knows no sequences and no allocator."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from engine.block_allocator import contiguous_runs
+from engine.bulk_memory import aligned_empty
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
 
 KEYS, VALUES = 0, 1
 """First index of a layer's storage."""
@@ -35,12 +41,14 @@ class PagedKVCache:
         self.dtype = dtype
         self.device = torch.device(device)
         shape = (2, num_blocks, block_size, num_kv_heads, head_dim)
-        self.layers = [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(num_layers)]
+        self.layers = [_empty(shape, dtype, self.device) for _ in range(num_layers)]
         # the same storage as (num_slots, num_kv_heads, head_dim) and as (num_kv_heads, num_slots, head_dim)
         self._by_slot = [layer.flatten(1, 2).unbind(0) for layer in self.layers]
         self._by_head = [layer.flatten(1, 2).transpose(1, 2).unbind(0) for layer in self.layers]
         self._bytes: list[tuple[memoryview, memoryview]] = []
+        self._arrays: list[tuple[Numbers, Numbers]] = []
         if self.device.type == "cpu":
+            self._arrays = [(numbers_of(layer[KEYS]), numbers_of(layer[VALUES])) for layer in self.layers]
             self._bytes = [(_byte_view(layer[KEYS]), _byte_view(layer[VALUES])) for layer in self.layers]
 
     @property
@@ -51,6 +59,10 @@ class PagedKVCache:
     @property
     def num_bytes(self) -> int:
         return 2 * self.num_layers * self.num_blocks * self.block_size * self.row_bytes
+
+    def arrays(self, layer: int) -> tuple[Numbers, Numbers]:
+        """Keys and values of a layer as flat arrays over the cache's own memory; on a CPU only."""
+        return self._arrays[layer]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Store rows ``(n, num_kv_heads, head_dim)`` at ``slots`` ``(n,)`` (int64)."""
@@ -110,6 +122,19 @@ class PagedKVCache:
             views.append(self._bytes[layer][kv][(offset + begin) * row : (offset + end) * row])
             position += count * size
         return views
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = aligned_empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def numbers_of(tensor: torch.Tensor) -> Numbers:
+    """A contiguous CPU tensor as a flat array over its memory: float32 as it is, bfloat16 as uint16."""
+    flat = tensor.reshape(-1)
+    return (flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat).numpy()
 
 
 def _byte_view(tensor: torch.Tensor) -> memoryview:

@@ -1,35 +1,110 @@
 """Matrix products with weights, in the layout that the device multiplies fastest."""
 
+import threading
+from collections.abc import Callable
+
+import numpy as np
 import torch
 import torch.nn.functional as F
+
+from engine.bulk_memory import aligned_empty
+from engine.kernels import amx, matmul
+from engine.kv_cache import Numbers, numbers_of
+from engine.row_buffer import RowBuffer
 
 _PACKED_FOR_ROWS = 16
 
 
 class Linear:
-    """``rows (n, in)`` -> ``(n, out)`` by a weight ``(out, in)`` without bias.
+    """``rows (n, in)`` -> ``(n, out)`` by a weight ``(out, in)`` and an optional bias ``(out,)``.
 
-    On a CPU the weight is repacked once into oneDNN's blocked layout: few rows (decode) and many (prefill) both run
-    up to twice as fast as from the plain layout.
+    On a CPU the weight is repacked once: into matrix tiles where the processor has them (``kernels`` "auto" and
+    bfloat16), else into oneDNN's blocked layout. Few rows (decode) and many (prefill) run from the same copy.
+    The result is valid until the next product of the same width in the same thread.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._is_packed = _can_pack(weight)
-        # the layout is chosen for a number of rows; one for few rows serves many as well, but not the reverse
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS) if self._is_packed else weight
-        )
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, kernels: str = "auto") -> None:
+        self._product = _product(weight, bias, kernels)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._is_packed:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                rows, self._weight, None, "none", [], ""
-            )
-            return product
-        return F.linear(rows, self._weight)
+        return self._product(rows)
 
 
-def _can_pack(weight: torch.Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+def _product(
+    weight: torch.Tensor, bias: torch.Tensor | None, kernels: str
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    on_cpu = weight.device.type == "cpu"
+    tiles = kernels == "auto" and on_cpu and weight.dtype == torch.bfloat16 and amx.is_available()
+    if tiles and matmul.fits(*weight.shape):
+        return _TileProduct(weight, bias)
+    if on_cpu and _can_pack(weight.dtype):
+        return _OneDnnProduct(weight, bias)
+    return lambda rows: F.linear(rows, weight, bias)
+
+
+class _OneDnnProduct:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        # the layout is chosen for a number of rows; one for few rows serves many as well, but not the reverse
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows, self._weight, self._bias, "none", [], ""
+        )
+        return product
+
+
+class _TileProduct:
+    """Its result is memory that the next product of the same width in the same thread writes to again."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._outputs, self._inputs = weight.shape
+        self._weight = matmul.pack(numbers_of(weight).reshape(weight.shape))
+        self._bias = np.empty(0, np.uint16) if bias is None else numbers_of(bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        count = rows.shape[0]
+        out, out_numbers = _workspace.rows(self._outputs).first(count)
+        scratch = _workspace.words(matmul.scratch_words(count, self._inputs))
+        matmul.multiply(
+            numbers_of(rows),
+            self._weight,
+            self._bias,
+            count,
+            self._inputs,
+            self._outputs,
+            out_numbers,
+            scratch,
+        )
+        return out
+
+
+class _Workspace(threading.local):
+    """What products write to, one of each for a thread: fresh memory for each would cost as much as the product."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, RowBuffer] = {}
+        self._words: Numbers = np.empty(0, np.int32)
+
+    def rows(self, size: int) -> RowBuffer:
+        """Rows of ``size`` bfloat16."""
+        buffer = self._rows.get(size)
+        if buffer is None:
+            buffer = self._rows[size] = RowBuffer(size, torch.bfloat16)
+        return buffer
+
+    def words(self, count: int) -> Numbers:
+        """At least so many 32-bit words."""
+        if len(self._words) < count:
+            self._words = aligned_empty(count, np.int32)
+        return self._words
+
+
+_workspace = _Workspace()
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
         return False
-    return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,13 +1,15 @@
 """Scheduled chunks to tensors to token ids. Knows no queues: it computes what it is told."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine.block_allocator import contiguous_runs
+from engine.forward_batch import ChunkRows, ForwardBatch, Indices
 from engine.kv_cache import PagedKVCache
-from engine.model import ChunkRows, ForwardBatch, LlamaModel
+from engine.model import LlamaModel
+from engine.operations import choose_operations
 from engine.sampler import sample
 from engine.scheduler import ScheduledBatch, ScheduledChunk
 from engine.sequence import Sequence
@@ -23,15 +25,19 @@ class SampledToken:
 
 
 class ModelRunner:
-    """Runs one model over one cache."""
+    """Runs one model over one cache. ``kernels`` as in ``choose_operations``."""
 
-    def __init__(self, model: LlamaModel, cache: PagedKVCache) -> None:
+    def __init__(self, model: LlamaModel, cache: PagedKVCache, kernels: str = "auto") -> None:
         self.model = model
         self.cache = cache
+        self._operations = choose_operations(model.config, model.cos, model.sin, cache.block_size, kernels)
 
-    def run(self, batch: ScheduledBatch) -> list[SampledToken]:
-        """Compute the batch's KV into the cache and sample where a chunk reaches its sequence's end."""
-        logits = self.model.forward(self._forward_batch(batch), self.cache)
+    def run(self, batch: ScheduledBatch, on_layer: Callable[[int], None] | None = None) -> list[SampledToken]:
+        """Compute the batch's KV into the cache and sample where a chunk reaches its sequence's end.
+
+        ``on_layer`` as in ``LlamaModel.forward``.
+        """
+        logits = self.model.forward(self._forward_batch(batch), self.cache, self._operations, on_layer)
         ended = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         draws = [(sequence.request.sampling, sequence.num_output_tokens) for sequence in ended]
         token_ids = sample(logits, draws) if ended else []
@@ -42,14 +48,14 @@ class ModelRunner:
 
     def _forward_batch(self, batch: ScheduledBatch) -> ForwardBatch:
         token_ids: list[int] = []
-        positions: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        slots: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        positions: list[Indices] = []
+        slots: list[Indices] = []
         chunks: list[ChunkRows] = []
         logit_rows: list[int] = []
         for chunk in batch.chunks:
             sequence, end = chunk.sequence, chunk.start + chunk.num_tokens
-            runs = tuple(contiguous_runs(sequence.block_table))
-            chunks.append(ChunkRows(len(token_ids), chunk.num_tokens, int(chunk.samples), end, runs))
+            table = sequence.block_table
+            chunks.append(ChunkRows(len(token_ids), chunk.num_tokens, int(chunk.samples), end, table))
             token_ids += sequence.token_ids[chunk.start : end]
             positions.append(np.arange(chunk.start, end, dtype=np.int64))
             slots.append(self._slots(chunk))
@@ -58,16 +64,14 @@ class ModelRunner:
         device = self.model.device
         return ForwardBatch(
             token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
-            positions=torch.from_numpy(np.concatenate(positions)).to(device),
-            slots=torch.from_numpy(np.concatenate(slots)).to(device),
+            positions=np.concatenate(positions),
+            slots=np.concatenate(slots),
             chunks=tuple(chunks),
             logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         )
 
-    def _slots(self, chunk: ScheduledChunk) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _slots(self, chunk: ScheduledChunk) -> Indices:
         """Where the chunk's tokens go: block id * block_size + offset."""
         size = self.cache.block_size
         positions = np.arange(chunk.start, chunk.start + chunk.num_tokens, dtype=np.int64)
-        first = chunk.start // size
-        blocks = np.asarray(chunk.sequence.block_table[first : positions[-1] // size + 1], dtype=np.int64)
-        return blocks[positions // size - first] * size + positions % size
+        return chunk.sequence.block_table.array()[positions // size] * size + positions % size

@@ -1,5 +1,6 @@
 """What an engine says of itself. Plain data: importing this does not import torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +28,10 @@ class PrefillProgress:
     num_tokens: int
     num_cached: int
     done: bool
+
+
+OnLayer = Callable[[tuple[PrefillProgress, ...], int], None]
+"""(prefilled, layer): in the middle of a step, that layer's KV of all these ranges is in place and final."""
 
 
 class FinishedRequest(NamedTuple):

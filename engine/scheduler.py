@@ -8,13 +8,18 @@ A step is filled in this order:
    youngest preemptible sequence gives its blocks back and is recomputed later;
 2. the rest of the token budget for prompts, running ones and newly admitted ones, as ``share_prefill_budget`` says.
    A sequence is admitted only with blocks for all its tokens, so a prefill never stops for want of a block.
+
+Nobody starves: the oldest prompt gets half of the prefill budget whatever arrives, and who waits for blocks is passed
+only by those that leave it the blocks it waits for.
 """
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.block_allocator import BlockAllocator
+from engine.block_table import BlockTable
 from engine.budget import share_prefill_budget
 from engine.sequence import Sequence, SequenceStatus
 
@@ -56,11 +61,13 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        prefill_chunk_tokens: int = 0,
         enable_prefix_caching: bool = True,
     ) -> None:
         self.allocator = allocator
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.prefill_chunk_tokens = prefill_chunk_tokens  # of one prompt in one step; 0 = the whole budget
         self.max_model_len = max_model_len
         self.enable_prefix_caching = enable_prefix_caching
         self.sequences: dict[str, Sequence] = {}  # every live one, by request id
@@ -76,21 +83,37 @@ class Scheduler:
     def reserve(self, sequence: Sequence, now: float) -> None:
         """Give a sequence every block it may ever need and a place among the running ones, before its KV is here.
 
+        Full blocks of its prefix that are cached here are shared, not allocated: they are computed already, stay pinned
+        until the sequence ends, and nobody writes them. At least the last token is left to come.
         Raises NoCapacity, and then holds nothing.
         """
         if self._free_places() < 1:
             raise NoCapacity(f"{self.max_num_seqs} of {self.max_num_seqs} sequences are running or reserved")
-        needed = self._max_blocks(sequence)
-        if not self.allocator.can_allocate(needed):
-            raise NoCapacity(f"{needed} blocks are needed, {self.allocator.num_free} are free")
-        sequence.block_table = self.allocator.allocate(needed)
+        cached = self._cached_blocks(sequence)
+        needed = self._max_blocks(sequence) - len(cached)
+        if not self.allocator.can_allocate(needed, sharing=cached):
+            free = self.allocator.num_free - sum(1 for block in cached if not self.allocator.ref_count(block))
+            raise NoCapacity(f"{needed} blocks are needed, {free} are free")
+        self.allocator.share(cached)
+        last = cached[-1] if cached else None
+        sequence.block_table = BlockTable(cached + self.allocator.allocate(needed, after=last))
+        sequence.num_cached_tokens = sequence.num_computed_tokens = len(cached) * self.allocator.block_size
+        sequence.num_registered_blocks = len(cached)
         sequence.reserved = True
         sequence.status, sequence.since = SequenceStatus.WAITING_FOR_KV, now
         self.sequences[sequence.request_id] = sequence
         self.num_reserved += 1
 
     def start_reserved(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
-        """A reserved sequence begins to run, with KV of so many tokens in its blocks (0: it is computed here)."""
+        """A reserved sequence begins to run, with KV of so many tokens in its blocks; the others are computed here.
+
+        Raises ValueError for fewer tokens than its shared blocks hold: these must not be written.
+        """
+        if num_computed_tokens < sequence.num_cached_tokens:
+            raise ValueError(
+                f"request {sequence.request_id} starts at token {num_computed_tokens}; "
+                f"allowed is {sequence.num_cached_tokens} or more"
+            )
         sequence.move_to(SequenceStatus.RUNNING, now)
         self.num_reserved -= 1
         sequence.num_computed_tokens = num_computed_tokens
@@ -116,7 +139,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """True if ``schedule`` would do anything: return a chunk, or preempt for want of a block."""
-        return bool(self.running or self._admissible())
+        return bool(self.running) or next(self._admissible(), None) is not None
 
     def schedule(self, now: float) -> ScheduledBatch:
         """Choose the next step's chunks; admits and preempts. Follow it by ``update``."""
@@ -128,12 +151,15 @@ class Scheduler:
             if self._has_room_for_next_token(sequence, preempted, now):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.max_num_batched_tokens - len(chunks)
-        prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
-        candidates = [(sequence, sequence.num_uncomputed_tokens) for sequence in prefilling]
+        candidates = [(each, each.num_uncomputed_tokens) for each in self.running if each.is_prefilling]
         if not preempted:  # who just lost its blocks must not take back what it lost them for
             candidates += self._admissible()
+        candidates.sort(key=lambda candidate: candidate[0].arrival)
         shares = share_prefill_budget(
-            budget, [demand for _, demand in candidates], self.max_num_batched_tokens
+            budget,
+            [demand for _, demand in candidates],
+            short=self.max_num_batched_tokens,
+            chunk=self.prefill_chunk_tokens,
         )
         for (sequence, _), share in zip(candidates, shares, strict=True):
             if share == 0:
@@ -172,9 +198,10 @@ class Scheduler:
         return self.max_num_seqs - len(self.running) - self.num_reserved
 
     def _max_blocks(self, sequence: Sequence) -> int:
+        """Blocks that a sequence can come to hold."""
         request = sequence.request
         longest = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.max_model_len)
-        return self.allocator.blocks_for(longest)
+        return self.allocator.blocks_for(sequence.num_tokens if sequence.hold else longest)
 
     def _chunk(self, sequence: Sequence, num_tokens: int) -> ScheduledChunk:
         start = sequence.num_computed_tokens
@@ -205,26 +232,50 @@ class Scheduler:
 
     def _release_blocks(self, sequence: Sequence) -> None:
         self.allocator.free(sequence.block_table)
-        sequence.block_table = []
+        sequence.block_table = BlockTable()
         sequence.num_computed_tokens = sequence.num_cached_tokens = sequence.num_registered_blocks = 0
 
-    def _admissible(self) -> list[tuple[Sequence, int]]:
-        """Waiting sequences that could all be admitted together, with their uncomputed tokens.
+    def _admissible(self) -> Iterator[tuple[Sequence, int]]:
+        """Waiting sequences that could all be admitted together, in order of arrival, with their uncomputed tokens.
 
-        In order of arrival, up to the first that does not fit: nobody overtakes it to take the blocks it waits for.
+        The first that does not fit is passed only by those that leave it the blocks and the place it waits for.
         One block per running sequence is left free, or the newcomer would be preempted by the next decode steps.
         """
-        found: list[tuple[Sequence, int]] = []
         spare = len(self.running)
+        # looking for cached blocks costs: bounded by the places, of which the first that does not fit keeps one
+        tries = self._free_places()
+        is_passing = False
+        room = 0  # blocks that those behind the first that does not fit may take
         needed_before = 0
-        for sequence in self.waiting[: self._free_places()]:
+        for sequence in self.waiting:
+            if tries == 0:
+                return
+            if is_passing and self._max_blocks(sequence) >= room:
+                continue
+            tries -= 1
             cached = self._cached_blocks(sequence)
             needed = needed_before + self.allocator.blocks_for(sequence.num_tokens) - len(cached)
-            if not self.allocator.can_allocate(needed + spare, sharing=cached):
-                break
-            needed_before = needed + len(cached)  # perhaps all of them are free now
-            found.append((sequence, sequence.num_tokens - len(cached) * self.allocator.block_size))
-        return found
+            if self.allocator.can_allocate(needed + spare, sharing=cached):
+                needed_before = needed + len(cached)  # perhaps all of them are free now
+                room -= self._max_blocks(sequence) + 1
+                yield sequence, sequence.num_tokens - len(cached) * self.allocator.block_size
+            elif not is_passing:
+                is_passing = True
+                room = self._room_behind(sequence)
+
+    def _room_behind(self, waiting: Sequence) -> int:
+        """Blocks that sequences behind ``waiting`` may take without delaying it.
+
+        When everything older has ended it must find its blocks free, whatever the younger ones still hold by then,
+        and one more for each of these to grow into.
+        """
+        total = self.allocator.num_blocks - self.allocator.blocks_for(waiting.num_tokens)
+        younger = (
+            other
+            for other in self.sequences.values()
+            if other.block_table and other.arrival > waiting.arrival
+        )
+        return total - sum(self._max_blocks(other) + 1 for other in younger)
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """Blocks with the sequence's first tokens; at least one token is always left to compute, for its logits."""
@@ -242,7 +293,8 @@ class Scheduler:
         self.allocator.share(cached)
         room = self._max_blocks(sequence) - len(cached) - needed
         last = cached[-1] if cached else None
-        sequence.block_table = cached + self.allocator.allocate(needed, after=last, room=max(0, room))
+        new = self.allocator.allocate(needed, after=last, room=max(0, room))
+        sequence.block_table = BlockTable(cached + new)
         sequence.num_cached_tokens = sequence.num_computed_tokens = len(cached) * self.allocator.block_size
         sequence.num_registered_blocks = len(cached)
         sequence.prefill_end = sequence.num_tokens

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import xxhash
 
+from engine.block_table import BlockTable
 from engine.request import Request
 
 
@@ -52,7 +53,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of the computed ones, how many the prefix cache gave
     prefill_end: int = 0  # tokens before this one are prefill, later ones decode
-    block_table: list[int] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=BlockTable)
     num_registered_blocks: int = 0  # blocks whose content the allocator knows
     has_exact_kv: bool = True  # False: it came by a lossy codec, and what is computed on it is as inexact
     num_preemptions: int = 0

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer as TokenizersTokenizer
+from tokenizers import decoders
 
-from engine.chat_template import ChatTemplate, read_chat_template
+from engine.chat_template import PLAIN_TEMPLATE, ChatTemplate, ChatTemplateError, read_chat_template
 from engine.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from engine.gguf_file import read_gguf
+from engine.gguf_tokenizer import read_gguf_tokenizer
 from engine.model_ids import ModelError, ModelSource, read_json
 
 
@@ -44,27 +47,46 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """The tokenizer of a resolved model: ``tokenizer.json``, or bytes for synthetic ones. Raises ModelError."""
+    """The tokenizer of a resolved model: its file's own, or bytes for synthetic ones. Raises ModelError."""
+    config = source.config
     if source.path is None:
-        return ByteTokenizer(source.config.vocab_size, source.config.eos_token_ids)
-    return HuggingFaceTokenizer(source.path, source.config.eos_token_ids)
+        return ByteTokenizer(config.vocab_size, config.eos_token_ids)
+    if source.is_gguf:
+        return gguf_tokenizer(source.path, config.eos_token_ids)
+    return hugging_face_tokenizer(source.path, config.eos_token_ids)
 
 
-class HuggingFaceTokenizer:
+def hugging_face_tokenizer(path: Path, eos_token_ids: tuple[int, ...]) -> "TextTokenizer":
     """A directory's ``tokenizer.json`` and chat template. Raises ModelError naming the file at fault."""
+    file = path / "tokenizer.json"
+    read_json(file)  # its own message for a file that is missing or not JSON
+    return TextTokenizer(_parse_tokenizer(file), read_chat_template(path), eos_token_ids)
 
-    def __init__(self, path: Path, eos_token_ids: tuple[int, ...]) -> None:
-        file = path / "tokenizer.json"
-        raw = read_json(file)
-        self._tokenizer = _parse_tokenizer(file)
-        self._chat_template = read_chat_template(path)
+
+def gguf_tokenizer(path: Path, eos_token_ids: tuple[int, ...]) -> "TextTokenizer":
+    """The tokenizer and chat template in a GGUF file's metadata. Raises ModelError naming what is at fault."""
+    read = read_gguf_tokenizer(read_gguf(path))
+    template = PLAIN_TEMPLATE if read.chat_template is None else read.chat_template
+    try:
+        chat_template = ChatTemplate(template, read.special_tokens)
+    except ChatTemplateError as error:
+        raise ModelError(f"{path}: {error}") from error
+    return TextTokenizer(read.tokenizer, chat_template, eos_token_ids)
+
+
+class TextTokenizer:
+    """A trained tokenizer with its model's chat template."""
+
+    def __init__(
+        self, tokenizer: TokenizersTokenizer, chat_template: ChatTemplate, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
         self._eos_token_ids = eos_token_ids
         self._special_ids = frozenset(
-            token_id
-            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
-        self._is_byte_level = (raw.get("decoder") or {}).get("type") == "ByteLevel"
+        self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
 
     @property
     def vocab_size(self) -> int:

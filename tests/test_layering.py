@@ -22,9 +22,17 @@ ENGINE_PLAIN = {
     "engine.request",
     "engine.config",
     "engine.dtypes",
+    "engine.memory",
+    "engine.benchmark_plan",
+    "engine.benchmark_result",
+    "engine.step_cost",
     "engine.model_ids",
     "engine.tokenizer",
     "engine.chat_template",
+    "engine.downloadable",
+    "engine.gguf_convert",
+    "engine.gguf_file",
+    "engine.gguf_tensors",
 }
 """The part of the engine without torch: plain data, names of models, text."""
 
@@ -45,6 +53,7 @@ WITHOUT_TORCH = (
     "cluster.supervisor_main",
     "cluster.load",
     "console.app",
+    "console.bench_command",
     "console.cli",
     "console.headless",
     "console.interactive",
@@ -94,9 +103,9 @@ def reachable(*roots: str) -> set[str]:
 
 @functools.cache
 def worker_side() -> frozenset[str]:
-    """Modules that only the worker process loads: they alone may use all of the engine."""
+    """Modules that only the worker process and one that measures load: they alone may use all of the engine."""
     others = reachable("cluster.router_main", "cluster.supervisor_main", "console")
-    return frozenset(reachable("cluster.worker_main") - others)
+    return frozenset(reachable("cluster.worker_main", "cluster.codec_measuring") - others)
 
 
 def is_allowed(importer: str, imported: str) -> bool:

@@ -1,18 +1,10 @@
 """What a receiver says to a sender, from bytes to typed answers."""
 
-from dataclasses import dataclass
-
 from transport.errors import ChecksumError, ProtocolError
 from transport.frame import FrameDecoder, FrameType, NeedData
-from transport.messages import KVAck, KVFailure, KVReject, decode
+from transport.messages import KVAccept, KVAck, KVFailure, KVReject, decode
 
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """ACCEPT has no payload."""
-
-
-Answer = Accepted | KVReject | KVAck | KVFailure
+Answer = KVAccept | KVReject | KVAck | KVFailure
 
 
 class AnswerDecoder:
@@ -34,7 +26,7 @@ class AnswerDecoder:
         if isinstance(frame, NeedData):
             return None
         if frame.type is FrameType.ACCEPT:
-            return frame.transfer_id, Accepted()
+            return frame.transfer_id, decode(frame.payload, KVAccept)
         if frame.type is FrameType.REJECT:
             return frame.transfer_id, decode(frame.payload, KVReject)
         if frame.type is FrameType.ACK:

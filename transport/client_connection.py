@@ -14,6 +14,8 @@ from transport.link import LinkShape, shape_socket
 
 KV_CHANNEL = "kv"
 READ_BYTES = 64 * 1024
+_TCP_INFO_BYTES = 176
+_BUSY_TIME_AT = 168  # tcpi_busy_time, microseconds
 _SIOCOUTQNSD = 0x894B  # bytes that TCP has accepted but not yet put on the wire
 
 
@@ -111,6 +113,14 @@ class ClientConnection:
         """Bytes in the kernel that have not left yet."""
         answer = fcntl.ioctl(self._socket, _SIOCOUTQNSD, struct.pack("@i", 0))
         return int(struct.unpack("@i", answer)[0])
+
+    def busy_s(self) -> float:
+        """How long TCP has had bytes to send or to be acknowledged on this connection.
+
+        It also counts what waits in a queue behind the socket; in steps of the kernel's clock, some milliseconds.
+        """
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        return int(struct.unpack_from("@Q", info, _BUSY_TIME_AT)[0]) / 1e6
 
     def set_link(self, shape: LinkShape) -> None:
         shape_socket(self._socket, shape)

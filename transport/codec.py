@@ -6,7 +6,8 @@ A codec is stateless and turns one DATA frame's rows into wire bytes and back. R
 | codec | wire bytes per row | error |
 |---|---|---|
 | raw | head_dim x dtype bytes | none, bitwise |
-| int8 (``int8_codec``) | head_dim + 4 | at most half a scale per element, see there |
+| int8 (``int8_codec``) | head_dim + 2 | at most half a scale per element, see there |
+| lossless (``lossless_codec``) | depends on the numbers, at most as raw | none, bitwise |
 """
 
 from collections.abc import Sequence

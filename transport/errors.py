@@ -33,8 +33,22 @@ class InvalidTransition(ProtocolError):
         self.story = tuple(story)
 
 
+class StartTokenError(ProtocolError):
+    """A receiver says that it holds so many leading tokens as no receiver can."""
+
+    def __init__(self, start_token: int, block_size: int, most: int) -> None:
+        super().__init__(
+            f"start_token is {start_token}; allowed is 0 to {most} in whole blocks of {block_size} tokens"
+        )
+        self.start_token = start_token
+
+
 class ChecksumError(TransportError):
     """Bytes arrived damaged. Framing is intact; only this frame's transfer is lost."""
+
+
+class CompressionError(ProtocolError):
+    """A frame whose checksum is right, so as its sender meant it, does not decompress to exactly what is due."""
 
 
 class TruncatedTransfer(TransportError):

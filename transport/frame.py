@@ -39,7 +39,7 @@ class FrameType(IntEnum):
     AUTH_RESPONSE = 3
     AUTH_OK = 4
     OPEN = 16  # sender -> receiver: KVHeader
-    ACCEPT = 17  # receiver -> sender: room is reserved
+    ACCEPT = 17  # receiver -> sender: KVAccept, room is reserved
     REJECT = 18  # receiver -> sender: KVReject
     DATA = 19  # sender -> receiver: DataSlice and KV bytes
     COMMIT = 20  # sender -> receiver: KVCommit

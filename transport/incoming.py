@@ -36,6 +36,7 @@ class Incoming:
     def stats(self, commit: KVCommit, now: float) -> ReceiveStats:
         transfer = self.transfer
         return ReceiveStats(
+            start_token=commit.start_token,
             payload_bytes=commit.payload_bytes,
             raw_bytes=commit.raw_bytes,
             num_frames=commit.num_frames,

@@ -8,7 +8,8 @@ from transport.events import ReceiveStats
 from transport.messages import FailReason, KVCommit, KVHeader
 
 Destination = Callable[[int, int, int, int], list[memoryview]]
-"""(layer, kv, start_token, num_tokens) -> writable views of exactly these tokens, block after block."""
+"""(layer, kv, start_token, num_tokens) -> writable views of exactly these tokens, block after block. Never asked for
+tokens that the receiver said it holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ Sender                                           Receiver
 
 Rule 1: an event that is not in the table raises InvalidTransition, which carries the story so far.
 Rule 2: a receiver reaches VERIFYING only with a COMMIT whose counts and digest are those of the frames it has seen,
-and only when they cover every token of every layer. Nothing else leads to COMPLETE.
+and only when they cover every token that is due of every layer. Nothing else leads to COMPLETE.
 Rule 3: within one (layer, kv) tokens come in order, each exactly once; layers and chunks may interleave freely.
+Rule 4: due are the tokens from ``start_token`` on, which the receiver names in its ACCEPT and both ends check.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from enum import StrEnum
 from transport.coverage import Coverage
 from transport.errors import InvalidTransition, TransferTimeout
 from transport.frame import DataSlice
-from transport.messages import KVCommit, KVHeader, PrefillResult
+from transport.messages import KVAccept, KVCommit, KVHeader, PrefillResult, check_start_token
 
 MAX_STORY_LINES = 24
 
@@ -135,8 +136,11 @@ class SenderTransfer:
         self._progress.step("open_sent", now)
         self.deadline = now + self._limits.accept_timeout_s
 
-    def accepted(self, now: float) -> None:
+    def accepted(self, accept: KVAccept, now: float) -> None:
+        """Raises StartTokenError for a receiver that cannot hold what it says; the transfer must then fail."""
+        check_start_token(accept.start_token, accept.block_size, self.header.num_tokens)
         self._progress.step("accepted", now)
+        self.coverage = Coverage(self.header, accept.start_token)
         self.deadline = None
 
     def data_sent(self, part: DataSlice, wire_bytes: int, checksum: int, now: float) -> None:
@@ -213,8 +217,11 @@ class ReceiverTransfer:
         self.opened_at = now
         self.deadline = now + self._limits.accept_timeout_s
 
-    def reserved(self, now: float) -> None:
+    def reserved(self, accept: KVAccept, now: float) -> None:
+        """Raises StartTokenError if what is said to be held cannot be."""
+        check_start_token(accept.start_token, accept.block_size, self.header.num_tokens)
         self._progress.step("reserved", now)
+        self.coverage = Coverage(self.header, accept.start_token)
         self.accepted_at = now
         self._was_accepted = True
         self.deadline = now + self._limits.idle_timeout_s

@@ -3,12 +3,12 @@
 | frame | payload |
 |---|---|
 | OPEN | ``KVHeader`` |
+| ACCEPT | ``KVAccept`` |
 | REJECT | ``KVReject`` |
 | COMMIT | ``KVCommit`` |
 | ACK | ``KVAck`` |
 | FAIL, ABORT | ``KVFailure`` |
 | PONG | ``Pong`` |
-| ACCEPT | empty |
 """
 
 from enum import StrEnum
@@ -16,9 +16,9 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from transport.errors import MismatchError, ProtocolError
+from transport.errors import MismatchError, ProtocolError, StartTokenError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -57,7 +57,10 @@ class FailReason(StrEnum):
 
 
 class KVContract(msgspec.Struct, frozen=True, kw_only=True):
-    """What both ends must agree on exactly before a byte of KV may move."""
+    """What both ends must agree on exactly before a byte of KV may move, and each one's own ``block_size``.
+
+    Block sizes may differ: what moves is tokens, and in ``layout`` a token's row is one run of bytes.
+    """
 
     model_fingerprint: Name
     num_layers: Dimension
@@ -90,8 +93,30 @@ class KVHeader(KVContract, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of the whole transfer as stored: 2 x layers x tokens x heads x head_dim x dtype bytes."""
-        return 2 * self.num_layers * self.num_tokens * self.token_bytes
+        """Bytes of all tokens as stored: 2 x layers x tokens x heads x head_dim x dtype bytes."""
+        return self.raw_bytes_from(0)
+
+    def raw_bytes_from(self, start_token: int) -> int:
+        """Bytes of the tokens from ``start_token`` on as stored: what is due once the receiver has said that."""
+        return 2 * self.num_layers * (self.num_tokens - start_token) * self.token_bytes
+
+
+class KVAccept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Room is reserved, and the receiver holds the KV of the first ``start_token`` tokens already: they stay away.
+
+    ``start_token`` is whole blocks of the receiver and below ``num_tokens``, so that there is always something to
+    send and to commit. It decodes whatever its value; ``check_start_token`` judges it.
+    """
+
+    start_token: int
+    block_size: Dimension  # the receiver's
+
+
+def check_start_token(start_token: int, block_size: int, num_tokens: int) -> None:
+    """Raises StartTokenError unless a receiver with blocks of this size can hold so many of ``num_tokens``."""
+    most = (num_tokens - 1) // block_size * block_size
+    if not 0 <= start_token <= most or start_token % block_size:
+        raise StartTokenError(start_token, block_size, most)
 
 
 class PrefillResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +132,7 @@ class PrefillResult(msgspec.Struct, frozen=True, kw_only=True):
 class KVCommit(PrefillResult, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Closes a transfer: the prefill's result, and what the receiver must have seen."""
 
+    start_token: Count  # as the ACCEPT said; all below is about the tokens from there on
     num_frames: Count
     payload_bytes: Count  # KV bytes on the wire, without frame headers and slices
     raw_bytes: Count  # the same KV as stored
@@ -141,10 +167,10 @@ class _SchemaVersion(msgspec.Struct, frozen=True):
     schema_version: int
 
 
-Message = TypeVar("Message", KVHeader, KVReject, KVCommit, KVAck, KVFailure, Pong)
+Message = TypeVar("Message", KVHeader, KVAccept, KVReject, KVCommit, KVAck, KVFailure, Pong)
 
 
-def encode(message: KVHeader | KVReject | KVCommit | KVAck | KVFailure | Pong) -> bytes:
+def encode(message: KVHeader | KVAccept | KVReject | KVCommit | KVAck | KVFailure | Pong) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
@@ -168,8 +194,10 @@ def decode_kv_header(payload: bytes | bytearray | memoryview) -> KVHeader:
 
 
 def mismatch(ours: KVContract, theirs: KVContract) -> tuple[str, str, str] | None:
-    """The first field that differs as (field, ours, theirs), or None."""
+    """The first field that differs though it must not, as (field, ours, theirs), or None."""
     for field in KVContract.__struct_fields__:
+        if field == "block_size":
+            continue
         our_value = str(msgspec.structs.asdict(ours)[field])
         their_value = str(msgspec.structs.asdict(theirs)[field])
         if our_value != their_value:

@@ -1,7 +1,7 @@
 """Frames that wait to be written: on the delay line, or held back until their transfer is accepted."""
 
 from transport.link import DelayLine, LinkShape
-from transport.outgoing import Outgoing, QueuedAbort, QueuedFrame
+from transport.outgoing import HeldFrame, Outgoing, QueuedAbort, QueuedFrame
 
 
 class Outbox:
@@ -29,14 +29,15 @@ class Outbox:
     def put(self, item: QueuedFrame, now: float) -> None:
         self._line.put(item, now)
 
-    def hold(self, outgoing: Outgoing, item: QueuedFrame) -> None:
+    def hold(self, outgoing: Outgoing, item: HeldFrame) -> None:
         outgoing.held.append(item)
         self._num_held += 1
 
-    def release(self, outgoing: Outgoing, now: float) -> None:
-        """The transfer is accepted: what was held enters the link now."""
-        for item in self._take_held(outgoing):
-            self._line.put(item, now)
+    def take_held(self, outgoing: Outgoing) -> list[HeldFrame]:
+        """What was held, in order; it is not held any more."""
+        held, outgoing.held = outgoing.held, []
+        self._num_held -= len(held)
+        return held
 
     def pop(self, now: float) -> QueuedFrame | None:
         return self._line.pop(now)
@@ -46,14 +47,9 @@ class Outbox:
 
     def drop(self, outgoing: Outgoing) -> None:
         """Forgets all frames of a transfer, and with them its views."""
-        self._take_held(outgoing)
+        self.take_held(outgoing)
         self._line.discard(lambda item: not isinstance(item, QueuedAbort) and item.outgoing is outgoing)
 
     def drop_aborts(self) -> None:
         """The connection on which the peer was to be told is gone."""
         self._line.discard(lambda item: isinstance(item, QueuedAbort))
-
-    def _take_held(self, outgoing: Outgoing) -> list[QueuedFrame]:
-        held, outgoing.held = outgoing.held, []
-        self._num_held -= len(held)
-        return held

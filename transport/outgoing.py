@@ -11,15 +11,17 @@ from transport.events import TransferFailed, TransferRejected, TransferStats
 from transport.frame import (
     SLICE_BYTES,
     DataSlice,
+    Frame,
     FrameHeader,
     FrameType,
+    encode_frame,
     encode_header,
     encode_slice,
     payload_checksum,
 )
 from transport.iovec import IoVec, Scratch, split_views
 from transport.kv_transfer import SenderTransfer
-from transport.messages import KVHeader, KVReject, PrefillResult
+from transport.messages import KVCommit, KVFailure, KVHeader, KVReject, PrefillResult, encode
 
 
 @dataclass(slots=True)
@@ -28,12 +30,13 @@ class Outgoing:
 
     transfer: SenderTransfer
     codec: Codec
-    held: list["QueuedFrame"] = field(default_factory=list)
+    held: list["HeldFrame"] = field(default_factory=list)
     failure: TransferFailed | None = None
     busy: BusyTime = field(default_factory=BusyTime)
     opened_at: float = 0.0
     accepted_at: float = 0.0
     commit_sent_at: float = 0.0
+    hidden_busy_s: float = 0.0
 
     @property
     def ids(self) -> tuple[int, str, int]:
@@ -51,6 +54,7 @@ class Outgoing:
         coverage = self.transfer.coverage
         first_frame_at = self.transfer.first_frame_at
         return TransferStats(
+            start_token=coverage.start_token,
             payload_bytes=coverage.payload_bytes,
             raw_bytes=coverage.raw_bytes,
             num_frames=coverage.num_frames,
@@ -60,6 +64,7 @@ class Outgoing:
             commit_sent_at=self.commit_sent_at,
             acked_at=acked_at,
             busy_s=self.busy.busy_s,
+            hidden_busy_s=self.hidden_busy_s,
         )
 
 
@@ -73,6 +78,18 @@ class QueuedData:
     outgoing: Outgoing
     part: DataSlice
     views: Sequence[memoryview]
+
+    def due(self) -> "QueuedData | None":
+        """What of it the receiver does not hold yet; None where that is nothing."""
+        part, start_token = self.part, self.outgoing.transfer.coverage.start_token
+        if part.start_token >= start_token:
+            return self
+        if part.end_token <= start_token:
+            return None
+        token_bytes = self.outgoing.transfer.header.token_bytes
+        rest = DataSlice(part.layer, part.kv, start_token, part.end_token - start_token)
+        sizes = [(start_token - part.start_token) * token_bytes, rest.num_tokens * token_bytes]
+        return QueuedData(self.outgoing, rest, split_views(self.views, sizes)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +105,15 @@ class QueuedAbort:
     frame: IoVec
 
 
-QueuedFrame = QueuedOpen | QueuedData | QueuedCommit | QueuedAbort
+HeldFrame = QueuedData | QueuedCommit
+QueuedFrame = QueuedOpen | HeldFrame | QueuedAbort
 
 
 def split_data(
     header: KVHeader, part: DataSlice, views: Sequence[memoryview], max_frame_bytes: int
 ) -> list[tuple[DataSlice, Sequence[memoryview]]]:
-    """Cuts a part into frames of about ``max_frame_bytes``, at multiples of the block size.
+    """Cuts a part into frames of about ``max_frame_bytes``, at multiples of the sender's block size.
 
-    There, and only there, a cut between tokens is a cut between bytes whatever the layout within a block.
     Raises ProtocolError if the views do not hold exactly this part.
     """
     due_bytes = part.num_tokens * header.token_bytes
@@ -115,6 +132,13 @@ def split_data(
     parts = [DataSlice(part.layer, part.kv, start, end - start) for start, end in itertools.pairwise(bounds)]
     pieces = split_views(views, [piece.num_tokens * header.token_bytes for piece in parts])
     return list(zip(parts, pieces, strict=True))
+
+
+def control_frame(
+    frame_type: FrameType, transfer: SenderTransfer, message: KVHeader | KVCommit | KVFailure
+) -> IoVec:
+    """A whole frame of one of the sender's messages."""
+    return IoVec([encode_frame(Frame(frame_type, transfer.transfer_id, encode(message)))])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from transport.codec import Codec, row_shape
 from transport.errors import (
     ChecksumError,
     ProtocolError,
+    StartTokenError,
     TransferAborted,
     TransferTimeout,
     TransportError,
@@ -35,6 +36,7 @@ from transport.iovec import Scratch
 from transport.kv_transfer import ReceiverState, ReceiverTransfer, TransferLimits
 from transport.messages import (
     FailReason,
+    KVAccept,
     KVAck,
     KVCommit,
     KVContract,
@@ -98,7 +100,7 @@ class ReceiverConnection:
     def _frame_arrived(self, frame: FrameArrived, now: float) -> None:
         frame_type, transfer_id = frame.header.type, frame.header.transfer_id
         if frame_type is FrameType.PING:
-            self._reply(FrameType.PONG, transfer_id, encode(Pong(payload_bytes=frame.header.payload_bytes)))
+            self._reply(FrameType.PONG, transfer_id, Pong(payload_bytes=frame.header.payload_bytes))
         elif frame_type is FrameType.OPEN:
             self._opened(frame, now)
         elif frame_type not in (FrameType.DATA, FrameType.COMMIT, FrameType.ABORT):
@@ -174,16 +176,27 @@ class ReceiverConnection:
 
     # decisions in
 
-    def accept(self, transfer_id: int, header: KVHeader, destination: Destination, now: float) -> None:
-        """Blocks are reserved. If the transfer is gone meanwhile, its failure is reported at once."""
+    def accept(
+        self, transfer_id: int, header: KVHeader, destination: Destination, now: float, start_token: int = 0
+    ) -> None:
+        """Blocks are reserved, and the first ``start_token`` tokens are in them: nothing will write these.
+
+        If the transfer is gone meanwhile, or ``start_token`` cannot be, its failure is reported at once.
+        """
         incoming = self._incoming.get(transfer_id)
         if incoming is None:
-            error = TransferAborted("the transfer had ended before it was accepted")
-            self._instructions.append(ReportFailure(header, FailReason.ABORTED, error))
+            gone = TransferAborted("the transfer had ended before it was accepted")
+            self._instructions.append(ReportFailure(header, FailReason.ABORTED, gone))
             return
-        incoming.transfer.reserved(now)
+        accept = KVAccept(start_token=start_token, block_size=self._expected.block_size)
+        try:
+            incoming.transfer.reserved(accept, now)
+        except StartTokenError as error:
+            self.reject(transfer_id, RejectReason.PROTOCOL, str(error), now)
+            self._instructions.append(ReportFailure(header, FailReason.PROTOCOL, error))
+            return
         incoming.destination = destination
-        self._reply(FrameType.ACCEPT, transfer_id, b"")
+        self._reply(FrameType.ACCEPT, transfer_id, accept)
 
     def reject(self, transfer_id: int, reason: RejectReason, detail: str, now: float) -> None:
         incoming = self._incoming.get(transfer_id)
@@ -204,9 +217,7 @@ class ReceiverConnection:
         transfer.completed(now)
         del self._incoming[transfer_id]
         self.num_completed += 1
-        self._reply(
-            FrameType.ACK, transfer_id, encode(KVAck(received_at=transfer.last_frame_at, verified_at=now))
-        )
+        self._reply(FrameType.ACK, transfer_id, KVAck(received_at=transfer.last_frame_at, verified_at=now))
 
     def cancel(self, request_id: str, attempt: int, detail: str, now: float) -> None:
         """Gives up one transfer from this side; no effect if it is not live here."""
@@ -279,8 +290,8 @@ class ReceiverConnection:
             self._reader.discard_rest()
             self._body = None
         if tell_peer:
-            payload = encode(KVFailure(reason=reason, detail=str(error)[:4096]))
-            self._reply(FrameType.FAIL, transfer.transfer_id, payload)
+            failure = KVFailure(reason=reason, detail=str(error)[:4096])
+            self._reply(FrameType.FAIL, transfer.transfer_id, failure)
         if was_accepted:
             self._instructions.append(ReportFailure(transfer.header, reason, error))
 
@@ -289,7 +300,9 @@ class ReceiverConnection:
 
     def _send_reject(self, transfer_id: int, reject: KVReject) -> None:
         self.num_rejected += 1
-        self._reply(FrameType.REJECT, transfer_id, encode(reject))
+        self._reply(FrameType.REJECT, transfer_id, reject)
 
-    def _reply(self, frame_type: FrameType, transfer_id: int, payload: bytes) -> None:
-        self._instructions.append(SendReply(encode_frame(Frame(frame_type, transfer_id, payload))))
+    def _reply(
+        self, frame_type: FrameType, transfer_id: int, message: KVAccept | KVReject | KVAck | KVFailure | Pong
+    ) -> None:
+        self._instructions.append(SendReply(encode_frame(Frame(frame_type, transfer_id, encode(message)))))

@@ -21,7 +21,10 @@ MAX_READS = 32  # before time-outs and replies get their turn
 
 class KVHandler(Protocol):
     def on_open(self, header: KVHeader, reply: "OpenReply") -> None:
-        """A sender asks for room. Reserve all that the request may need, then ``reply.accept`` or ``reply.reject``."""
+        """A sender asks for room. Reserve all that the request may need, then ``reply.accept`` or ``reply.reject``.
+
+        Leading tokens that are here already need no transfer: ``reply.accept`` says how many.
+        """
 
     def on_complete(self, header: KVHeader, commit: KVCommit, stats: ReceiveStats) -> bool:
         """Every byte is in place and verified. True takes the blocks over; False refuses, and ``on_failed`` follows."""
@@ -38,13 +41,17 @@ class OpenReply:
         self._connection = connection
         self._transfer_id = transfer_id
 
-    def accept(self, destination: Destination) -> None:
+    def accept(self, destination: Destination, start_token: int = 0) -> None:
         """From now on exactly one of ``on_complete`` (returning True) and ``on_failed`` ends the reservation.
 
+        ``start_token``: how many leading tokens are held, in whole blocks and fewer than all. ``destination`` is
+        asked for later ones only.
         If the sender is already gone, ``on_failed`` may be called from within this call.
         """
         header, transfer_id = self._header, self._transfer_id
-        if not self._connection.post(lambda core, now: core.accept(transfer_id, header, destination, now)):
+        if not self._connection.post(
+            lambda core, now: core.accept(transfer_id, header, destination, now, start_token)
+        ):
             self._connection.handler.on_failed(
                 header, FailReason.PEER_CLOSED, PeerClosed("the sender left before its transfer was accepted")
             )

@@ -83,16 +83,25 @@ class KVSender:
         """Queues the KV of some tokens of one layer (kv 0 keys, 1 values); before ACCEPT it is held here.
 
         ``views`` hold exactly these tokens, block after block, in the layout that the header names. They must
-        stay as they are until the transfer's last event. Does nothing if the transfer has already ended.
+        stay as they are until the transfer's last event. Tokens that the receiver holds already are left out here,
+        so the caller need not wait for its word. Does nothing if the transfer has already ended.
         Raises OutboxFull.
         """
+        self.send_parts(transfer_id, [(DataSlice(layer, kv, start_token, num_tokens), views)])
+
+    def send_parts(self, transfer_id: int, parts: Sequence[tuple[DataSlice, Sequence[memoryview]]]) -> None:
+        """Queues several parts at once, as ``send`` does each. Raises OutboxFull, and then has queued none."""
         waiting = len(self._commands) + self._core.num_waiting_frames
         if waiting >= self._max_waiting_frames:
             raise OutboxFull(
                 f"{waiting} frames wait for {self.address[0]}:{self.address[1]}; that is the most allowed"
             )
-        part = DataSlice(layer, kv, start_token, num_tokens)
-        self._post(lambda now: self._core.send(transfer_id, part, views, now))
+
+        def queue(now: float) -> None:
+            for part, views in parts:
+                self._core.send(transfer_id, part, views, now)
+
+        self._post(queue)
 
     def commit(self, transfer_id: int, prefill: PrefillResult) -> None:
         """Ends the data; counts and digest are added here. Does nothing if the transfer has already ended."""
@@ -187,9 +196,12 @@ class KVSender:
         elif data is not None:
             self._core.receive_eof()
             raise PeerClosed(f"{self.address[0]}:{self.address[1]} closed the connection")
+        if self._core.is_paused and self._core.needs_connection:
+            self._core.resumes(self._connection.busy_s())
         buffers = self._core.buffers(now)
         if not buffers:
-            self._core.idle(self._connection.unsent_bytes(), now)
+            if not self._core.is_paused:
+                self._core.idle(self._connection.unsent_bytes(), now, self._connection.busy_s())
             return False
         num_sent = self._connection.write(buffers)
         if num_sent:

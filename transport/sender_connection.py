@@ -9,25 +9,21 @@ is half written, framing demands the other half, so the event waits for the fram
 
 from collections.abc import Sequence
 
-from transport.answers import Accepted, Answer, AnswerDecoder
+from transport.answers import Answer, AnswerDecoder
 from transport.busy_meter import BusyMeter
 from transport.codec import Codec, find_codec
-from transport.errors import (
-    ProtocolError,
-    TransferAborted,
-    TransferTimeout,
-    TransportError,
-)
+from transport.errors import ProtocolError, StartTokenError, TransferAborted, TransferTimeout, TransportError
 from transport.events import TransferAccepted, TransferAcked, TransferEvent, TransferFailed
 from transport.failures import error_of, forget_frames, reason_of
 from transport.faults import Cut, FaultQueue, LinkFault, Stall
-from transport.frame import DataSlice, Frame, FrameType, encode_frame
+from transport.frame import DataSlice, FrameType
 from transport.iovec import IoVec, Scratch
 from transport.kv_transfer import SenderState, SenderTransfer, TransferLimits
 from transport.link import LinkShape, frame_bytes
-from transport.messages import FailReason, KVAck, KVFailure, KVHeader, KVReject, PrefillResult, encode
+from transport.messages import FailReason, KVAccept, KVAck, KVFailure, KVHeader, KVReject, PrefillResult
 from transport.outbox import Outbox
 from transport.outgoing import (
+    HeldFrame,
     Outgoing,
     QueuedAbort,
     QueuedCommit,
@@ -35,6 +31,7 @@ from transport.outgoing import (
     QueuedFrame,
     QueuedOpen,
     build_data_frame,
+    control_frame,
     split_data,
 )
 
@@ -69,7 +66,10 @@ class SenderConnection:
         self._outbox.put(QueuedOpen(outgoing), now)
 
     def send(self, transfer_id: int, part: DataSlice, views: Sequence[memoryview], now: float) -> None:
-        """Queues DATA; before ACCEPT it is held. Nothing happens if the transfer has ended."""
+        """Queues DATA; before ACCEPT it is held. Nothing happens if the transfer has ended.
+
+        Tokens that the receiver holds already are left out, whether they come before its ACCEPT or after.
+        """
         outgoing = self._live(transfer_id)
         if outgoing is None:
             return
@@ -84,6 +84,8 @@ class SenderConnection:
     def commit(self, transfer_id: int, prefill: PrefillResult, now: float) -> None:
         outgoing = self._live(transfer_id)
         if outgoing is not None:
+            since_prefill_s = now - prefill.prefill_done_at
+            outgoing.hidden_busy_s = max(0.0, self._meter.spent_s(outgoing.busy, now) - since_prefill_s)
             self._queue(outgoing, QueuedCommit(outgoing, prefill), now)
 
     def abort(self, transfer_id: int, detail: str, now: float) -> None:
@@ -136,12 +138,21 @@ class SenderConnection:
         total_bytes = self._vector.num_bytes
         return self._faults.bytes_before(total_bytes - self._vector.remaining_bytes, total_bytes)
 
-    def idle(self, unsent_bytes: int, now: float) -> None:
+    @property
+    def is_paused(self) -> bool:
+        """``idle`` was said, and no DATA has begun since."""
+        return self._meter.is_paused
+
+    def resumes(self, kernel_busy_s: float) -> None:
+        """Call before ``buffers`` while paused; see ``BusyMeter``."""
+        self._meter.resumes(kernel_busy_s)
+
+    def idle(self, unsent_bytes: int, now: float, kernel_busy_s: float = 0.0) -> None:
         """Nothing to write for now, ``unsent_bytes`` still in the kernel."""
         if self._vector is not None:  # stalled, not idle
             return
         rate = self._outbox.shape.bandwidth_bytes_per_s
-        self._meter.idle(now, now + unsent_bytes / rate if rate else now)
+        self._meter.idle(now, now + unsent_bytes / rate if rate else now, kernel_busy_s)
 
     def _begin(self, item: QueuedFrame, now: float) -> None:
         """Makes the item the frame being written, if it is still wanted."""
@@ -155,11 +166,11 @@ class SenderConnection:
             if isinstance(item, QueuedOpen):
                 transfer.open_sent(now)
                 outgoing.opened_at = now
-                self._vector = _frame(FrameType.OPEN, transfer, encode(transfer.header))
+                self._vector = control_frame(FrameType.OPEN, transfer, transfer.header)
             elif isinstance(item, QueuedCommit):
                 commit = transfer.commit_sent(item.prefill, now)
                 outgoing.commit_sent_at = now
-                self._vector = _frame(FrameType.COMMIT, transfer, encode(commit))
+                self._vector = control_frame(FrameType.COMMIT, transfer, commit)
             else:
                 data = build_data_frame(item, self._scratch, self._faults.take_corruption())
                 transfer.data_sent(item.part, data.wire_bytes, data.checksum, now)
@@ -172,11 +183,13 @@ class SenderConnection:
         outgoing = self._transfers.get(transfer_id)
         return None if outgoing is None or outgoing.failure is not None else outgoing
 
-    def _queue(self, outgoing: Outgoing, item: QueuedFrame, now: float) -> None:
+    def _queue(self, outgoing: Outgoing, item: HeldFrame, now: float) -> None:
         if outgoing.transfer.state in (SenderState.IDLE, SenderState.OPENED):
             self._outbox.hold(outgoing, item)
-        else:
-            self._outbox.put(item, now)
+            return
+        due = item.due() if isinstance(item, QueuedData) else item
+        if due is not None:
+            self._outbox.put(due, now)
 
     # bytes in
 
@@ -195,11 +208,8 @@ class SenderConnection:
 
     def _answered(self, outgoing: Outgoing, answer: Answer, now: float) -> None:
         transfer = outgoing.transfer
-        if isinstance(answer, Accepted):
-            transfer.accepted(now)
-            outgoing.accepted_at = now
-            self._outbox.release(outgoing, now)
-            self._events.append(TransferAccepted(*outgoing.ids))
+        if isinstance(answer, KVAccept):
+            self._accepted(outgoing, answer, now)
         elif isinstance(answer, KVReject):
             if transfer.state is not SenderState.OPENED:
                 raise ProtocolError(f"REJECT for transfer {transfer.transfer_id} in state {transfer.state}")
@@ -211,6 +221,17 @@ class SenderConnection:
             self._end(outgoing, TransferAcked(*outgoing.ids, outgoing.stats(now)))
         else:
             self._fail(outgoing, answer.reason, error_of(answer), now)
+
+    def _accepted(self, outgoing: Outgoing, accept: KVAccept, now: float) -> None:
+        try:
+            outgoing.transfer.accepted(accept, now)
+        except StartTokenError as error:
+            self._give_up(outgoing, FailReason.PROTOCOL, error, now)
+            return
+        outgoing.accepted_at = now
+        self._events.append(TransferAccepted(*outgoing.ids, accept.start_token, now))
+        for item in self._outbox.take_held(outgoing):
+            self._queue(outgoing, item, now)
 
     # ends
 
@@ -272,8 +293,8 @@ class SenderConnection:
         was_opened = outgoing.transfer.state is not SenderState.IDLE
         self._fail(outgoing, reason, error, now)
         if was_opened:
-            failure = encode(KVFailure(reason=reason, detail=str(error)[:4096]))
-            self._outbox.put(QueuedAbort(_frame(FrameType.ABORT, outgoing.transfer, failure)), now)
+            failure = KVFailure(reason=reason, detail=str(error)[:4096])
+            self._outbox.put(QueuedAbort(control_frame(FrameType.ABORT, outgoing.transfer, failure)), now)
 
     def _fail(self, outgoing: Outgoing, reason: FailReason, error: TransportError, now: float) -> None:
         outgoing.transfer.failed(now)
@@ -291,7 +312,3 @@ class SenderConnection:
         self._outbox.drop(outgoing)
         del self._transfers[outgoing.transfer.transfer_id]
         self._events.append(event)
-
-
-def _frame(frame_type: FrameType, transfer: SenderTransfer, payload: bytes) -> IoVec:
-    return IoVec([encode_frame(Frame(frame_type, transfer.transfer_id, payload))])

@@ -49,6 +49,11 @@ def _link_text(state: ViewState, width: int) -> str:
     )
 
 
+def _target_rho(state: ViewState) -> str:
+    """ "/0.65": what the run's target has; "" where none was asked."""
+    return f"/{fit(format_ratio(state.tuned.target_rho), 4)}" if state.tuned is not None else ""
+
+
 def _narrow_lines(state: ViewState, now: float, width: int, cost: OwnCost) -> list[Text]:
     word, style = state_word(state, cost)
     first = Text(no_wrap=True)
@@ -86,7 +91,7 @@ def _wide_lines(state: ViewState, now: float, width: int, cost: OwnCost) -> list
             Text(f"  profile {fit(state.profile, 8)}"),
             Text(f"  mode {fit(_MODE_WORDS.get(state.mode, state.mode), 6)}  codec {fit(state.codec, 4)}"),
             Text(f"  link {_link_text(state, 21)}"),
-            Text(f"  rho {fit(format_ratio(state.rho), 4)}"),
+            Text(f"  rho {fit(format_ratio(state.rho), 4)}{_target_rho(state)}"),
             Text(f"  B* {fit(format_megabytes_per_s(b_star) if b_star else '-', 5, right=True)} MB/s"),
             Text(f"  log {fit(format_bytes(cost.log_bytes), 9, right=True)}"),
             Text(f"  {fit(state.model, 16)}"),

@@ -87,6 +87,8 @@ def _detail_line(worker: WorkerView, now: float, width: int) -> Text:
     up = format_clock(now - worker.state_at) if worker.state == "ready" else NONE
     rss = format_bytes(newest.rss_bytes) if newest is not None else NONE
     text = f"{'':12}pid {worker.pid:<8} core {fit(cores, 5)} up {up:<8}  restarts {worker.restarts:<3} memory {rss:<10}"
+    if worker.stats is not None and worker.stats.preemptions:
+        text += f" preempted {worker.stats.preemptions}"
     if worker.prefill_tokens_per_s > 0:
         text += f" {worker.prefill_tokens_per_s:>7,.0f} tok/s"
     return Text(fit(text, width), "dim", no_wrap=True)
@@ -170,6 +172,8 @@ def _summary_lines(state: ViewState, width: int) -> list[Text]:
             f" B* {format_megabytes_per_s(b_star)} MB/s = {described.kv_bytes_per_token:,} B/token x "
             f"{rate:,.0f} tok/s   link {link_text}   rho {format_ratio(state.rho)}"
         )
+        if state.tuned is not None:
+            text += f" ({state.tuned.target or 'asked'}: {format_ratio(state.tuned.target_rho)})"
         lines.append(Text(fit(text, width), no_wrap=True))
     for index, pick in enumerate(reversed(state.picks)):
         if index == 2:

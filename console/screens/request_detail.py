@@ -136,10 +136,16 @@ def _attempt_lines(state: ViewState, request: RequestView, attempt: AttemptView)
             Text(
                 f"  transfer {format_mib(done.wire_bytes)} MiB {done.codec}{ratio}, {done.tokens:,} tokens, "
                 f"{format_ms(done.duration_s * 1000)}, exposed {format_ms(done.exposed_s * 1000)}, {rate:,.0f} MB/s"
+                f"{attempt.skipped}"
             )
         )
     elif attempt.transferring:
-        lines.append(Text(f"  transfer {format_mib(attempt.transfer_raw_bytes)} MiB raw under way", GOOD))
+        lines.append(
+            Text(
+                f"  transfer {format_mib(attempt.transfer_raw_bytes)} MiB raw under way{attempt.skipped}",
+                GOOD,
+            )
+        )
     if attempt.failure:
         lines.append(Text(f"  failed   {clean(attempt.failure)}", WARN))
     return lines

@@ -216,7 +216,9 @@ def _optimisers(
     rest = [parameter for parameter in model.parameters() if parameter is not embedding]
     norms = [parameter for parameter in rest if parameter.ndim < 2]
     return [
-        Muon([parameter for parameter in rest if parameter.ndim == 2], hyper.matrix_lr, hyper.momentum, dtype),
+        Muon(
+            [parameter for parameter in rest if parameter.ndim == 2], hyper.matrix_lr, hyper.momentum, dtype
+        ),
         torch.optim.AdamW(
             [{"params": [embedding], "lr": hyper.embedding_lr}, {"params": norms, "lr": hyper.norm_lr}],
             betas=(0.9, 0.95),

@@ -21,19 +21,20 @@ from cluster.decode_side import DecodeSide
 from cluster.engine_thread import EngineThread
 from cluster.events import Event
 from cluster.prefill_side import PrefillSide
-from cluster.profile import Profile
+from cluster.profile import KVSection, Profile
 from cluster.worker_kv import WorkerKV
 from cluster.worker_outbox import WorkerOutbox
 from cluster.worker_sides import WorkerSides
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.outputs import StepOutput
+from engine.outputs import PrefillProgress, StepOutput
 from engine.request import SamplingParams
 from engine.weights import LoadedModel
 from transport.messages import KVContract
 
 Kind = TypeVar("Kind")
 SECRET = "5e" * 32
+PROFILE = Profile(kv=KVSection(stall_timeout_s=60.0))  # a stall ends when the test says so
 
 
 class Said:
@@ -77,7 +78,12 @@ class Side:
     """One worker's engine, its thread, its KV sockets and both of its roles."""
 
     def __init__(
-        self, name: str, loaded: LoadedModel, config: EngineConfig, loop: asyncio.AbstractEventLoop
+        self,
+        name: str,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        loop: asyncio.AbstractEventLoop,
+        delivery: str,
     ) -> None:
         self.said = Said()
         self.engine = Engine(config, loaded)
@@ -91,15 +97,20 @@ class Side:
             block_size=config.block_size,
             layout="NHD",
         )
-        self.thread = EngineThread(self.engine, self._stepped, self._died)
-        spec = WorkerSpec(worker_id=name, role=name, run="test", secret=SECRET, profile=Profile())
+        self.thread = EngineThread(self.engine, self._stepped, self._died, self._layer_written)
+        spec = WorkerSpec(worker_id=name, role=name, run="test", secret=SECRET, profile=PROFILE)
         self.kv = WorkerKV(spec, contract, self.thread, lambda peer, error: None)
-        self.prefill = PrefillSide(name, self.engine, contract, outbox, self.kv.sender_to)
+        self.prefill = PrefillSide(
+            name, self.engine, contract, outbox, self.kv.sender_to, delivery, self.kv.codec_selector
+        )
         self.decode = DecodeSide(name, self.engine, outbox)
         self.sides = WorkerSides(self.prefill, self.decode, outbox)
         self.kv.connect(self.prefill, self.decode)
         self.error: BaseException | None = None
         self.thread.start()
+
+    def _layer_written(self, prefilled: tuple[PrefillProgress, ...], layer: int) -> None:
+        self.prefill.layer_written(prefilled, layer)
 
     def _stepped(self, output: StepOutput) -> None:
         self.sides.stepped(output, time.monotonic())
@@ -131,13 +142,17 @@ class HandoffPair:
     """A prefill and a decode side whose outboxes run on a loop of their own."""
 
     def __init__(
-        self, loaded: LoadedModel, config: EngineConfig, decode_config: EngineConfig | None = None
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        decode_config: EngineConfig | None = None,
+        delivery: str = "stream",
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever)
         self._loop_thread.start()
-        self.prefill = Side("prefill-0", loaded, config, self._loop)
-        self.decode = Side("decode-0", loaded, decode_config or config, self._loop)
+        self.prefill = Side("prefill-0", loaded, config, self._loop, delivery)
+        self.decode = Side("decode-0", loaded, decode_config or config, self._loop, delivery)
 
     def __enter__(self) -> Self:
         return self

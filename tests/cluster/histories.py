@@ -112,16 +112,22 @@ def handed_off(
     prompt_tokens: int = 100,
     gaps_s: tuple[float, ...] = (0.01, 0.01, 0.02),
     codec: str = "raw",
+    skipped_tokens: int = 0,
 ) -> list[Event]:
-    """One request through prefill, transfer and decode. TTFT is 100 ms: 10 + 50 + 20 + 5 + 10 + 4 and 1 left over."""
+    """One request through prefill, transfer and decode. TTFT is 100 ms: 10 + 50 + 20 + 5 + 10 + 4 and 1 left over.
+
+    ``skipped_tokens`` of the prompt the decode worker held already.
+    """
     first_at = at + 0.1
     token_at = [first_at]
     for gap in gaps_s:
         token_at.append(token_at[-1] + gap)
-    raw_bytes = prompt_tokens * BYTES_PER_TOKEN
+    moved_tokens = prompt_tokens - skipped_tokens
+    raw_bytes = moved_tokens * BYTES_PER_TOKEN
     half = len(token_at) // 2
     worker = {"request_id": request_id, "attempt": 1}
-    path = {"from_worker": "prefill-0", "to_worker": "decode-0", "codec": codec, "tokens": prompt_tokens}
+    path = {"from_worker": "prefill-0", "to_worker": "decode-0", "codec": codec, "tokens": moved_tokens}
+    path |= {"skipped_tokens": skipped_tokens, "skipped_bytes": skipped_tokens * BYTES_PER_TOKEN}
     last_at = token_at[-1]
     batches = [tokens(request_id, 0, *token_at[:half])] if half else []
     return [

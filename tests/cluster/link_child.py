@@ -16,8 +16,10 @@ from cluster.control import (
     CommandSent,
     Events,
     LinkMeasured,
+    MeasurePrefill,
     Ping,
     Pong,
+    PrefillMeasured,
     ProbeLink,
     RouterPairReady,
     RouterSpec,
@@ -32,11 +34,12 @@ from cluster.control import (
     decode_message,
     encode_message,
 )
-from cluster.events import NoteAdded
+from cluster.events import NoteAdded, PrefillFinished
 from cluster.process_guard import ParentGone, die_with_parent, keep_from_children
 
 GRANDCHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 PROBED_BITS_PER_S = 9.5e8
+PREFILL_TOKENS_PER_S = 3000.0
 
 
 def main() -> int:
@@ -95,6 +98,10 @@ def behave(mode, first, say, reader) -> int:  # type: ignore[no-untyped-def]
                 say(Pong(seq=seq))
             case ProbeLink(to_worker=to_worker):
                 say(LinkMeasured(to_worker=to_worker, achieved_bits_per_s=PROBED_BITS_PER_S, rtt_ms=0.2))
+            case MeasurePrefill() if mode == "unmeasured":
+                say(PrefillMeasured(request_id="m", error="no worker takes it"))
+            case MeasurePrefill():
+                say(*measured(message))
             case SetWorkers(workers=workers):
                 prefills = [worker.worker_id for worker in workers if worker.role == "prefill"]
                 decodes = [worker.worker_id for worker in workers if worker.role == "decode"]
@@ -113,6 +120,20 @@ def behave(mode, first, say, reader) -> int:  # type: ignore[no-untyped-def]
             case _:
                 print(type(message).__name__, message, flush=True)
     return 0
+
+
+def measured(asked: MeasurePrefill) -> tuple[AnyMessage, AnyMessage]:
+    """The router's answer first, then what the worker says of the same prompt."""
+    num_tokens = len(asked.prompt_token_ids)
+    finished = PrefillFinished(
+        at=1.0,
+        request_id="m",
+        attempt=0,
+        worker_id=asked.prefill_worker or asked.decode_worker,
+        prompt_tokens=num_tokens,
+        compute_s=num_tokens / PREFILL_TOKENS_PER_S,
+    )
+    return PrefillMeasured(request_id="m"), Events(events=(finished,))
 
 
 def ready(mode: str, first: AnyMessage) -> AnyMessage:

@@ -42,9 +42,42 @@ def test_no_prefill_workers_share_all_cores() -> None:
     assert plan_cpus(*names(0, 3), (0, 1)) == {"decode-0": (0,), "decode-1": (1,), "decode-2": (0,)}
 
 
+def test_a_worker_may_have_several_cores_of_its_own() -> None:
+    assert plan_cpus(*names(1, 2), (2, 3, 5, 7, 11, 13, 17), cores_per_worker=2) == {
+        "prefill-0": (2, 3),
+        "decode-0": (5, 7),
+        "decode-1": (11, 13),
+    }
+    assert plan_cpus(*names(0, 1), (0, 1), cores_per_worker=2) == {"decode-0": (0, 1)}
+    assert plan_cpus(*names(1, 1), (0, 1), pin=False, cores_per_worker=2) == {"prefill-0": (), "decode-0": ()}
+
+
+def test_more_cores_than_there_are_is_an_error_that_says_what_is_allowed() -> None:
+    with pytest.raises(
+        ValueError, match="is 3: 2 workers need 6 cores, 4 are usable; allowed is 2 or less here"
+    ):
+        plan_cpus(*names(1, 1), range(4), cores_per_worker=3)
+    with pytest.raises(ValueError, match="2 workers need 4 cores, 2 are usable; allowed is 1 here"):
+        plan_cpus(*names(1, 1), range(2), cores_per_worker=2)
+    with pytest.raises(ValueError, match="is 3: that is 3 cores, 2 are usable; allowed is 2 or less here"):
+        plan_cpus(*names(1, 1), range(2), pin=False, cores_per_worker=3)
+
+
 def test_no_cores_is_an_error() -> None:
     with pytest.raises(ValueError, match="no cores"):
         plan_cpus(*names(1, 1), ())
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(2, 99), st.integers(2, 5))
+def test_several_cores_are_a_workers_own_or_refused(prefill: int, decode: int, cores: int, each: int) -> None:
+    prefill_ids, decode_ids = names(prefill, decode)
+    if (prefill + decode) * each > cores:
+        with pytest.raises(ValueError, match="cores_per_worker"):
+            plan_cpus(prefill_ids, decode_ids, range(cores), cores_per_worker=each)
+        return
+    plan = plan_cpus(prefill_ids, decode_ids, range(cores), cores_per_worker=each)
+    assert all(len(cpus) == each for cpus in plan.values())
+    assert len({cpu for cpus in plan.values() for cpu in cpus}) == (prefill + decode) * each
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(2, 16))

@@ -36,6 +36,12 @@ def test_csv_has_a_row_per_request_in_order_of_arrival(tmp_path: Path) -> None:
     assert int(row["kv_raw_bytes"]) == 4 * int(row["kv_wire_bytes"]) == 51200
 
 
+def test_csv_tells_moved_tokens_from_those_that_decode_held(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path, *handed_off("a", skipped_tokens=64))
+    assert (row["prompt_tokens"], row["kv_tokens"], row["kv_skipped_tokens"]) == ("100", "36", "64")
+    assert int(row["kv_raw_bytes"]) == 36 * 512
+
+
 def test_csv_leaves_cells_empty_where_nothing_was_measured(tmp_path: Path) -> None:
     failed, running = rows_of(
         tmp_path, arrived("a"), RequestFailed(at=11.0, request_id="a", reason="no_worker"), arrived("b")

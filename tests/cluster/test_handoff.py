@@ -93,7 +93,7 @@ def test_int8_moves_fewer_bytes_and_still_decodes(loaded: LoadedModel) -> None:
         assert len(pair.decode.said.finished_tokens()) == 24
         completed = pair.prefill.said.wait_message(TransferCompleted)
         head_dim = loaded.config.head_dim
-        assert completed.wire_bytes == completed.raw_bytes * (head_dim + 4) // (4 * head_dim)
+        assert completed.wire_bytes == completed.raw_bytes * (head_dim + 2) // (4 * head_dim)
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8"])

@@ -5,14 +5,17 @@ from hypothesis import strategies as st
 from cluster.planner import (
     PlanLink,
     break_even_bandwidth,
+    break_even_tokens,
     kv_bytes_per_token,
     kv_transfer_ms,
     plan_table,
     plan_verdict,
+    rho,
     should_transfer,
     split_worthwhile,
     stall_avoided_ms,
     ttft_ms,
+    wrong_choice_verdict,
 )
 from engine.config import ModelConfig
 
@@ -41,11 +44,12 @@ def test_kv_bytes_of_known_models() -> None:
     assert kv_bytes_per_token(QWEN3_8B, "bfloat16") == 147_456
     assert kv_bytes_per_token(SMOLLM2_135M, "bfloat16") == 23_040
     assert kv_bytes_per_token(SMOLLM2_135M, "float32") == 2 * 23_040
+    assert kv_bytes_per_token(QWEN3_8B, "fp8") == 147_456 // 2
     assert kv_bytes_per_token(SMOLLM2_135M, "float32") == SMOLLM2_135M.kv_bytes_per_token("float32")
 
 
 def test_unknown_dtype_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"dtype is 'int4'; allowed: float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match=r"dtype is 'int4'; allowed: float32, bfloat16, float16, fp8"):
         kv_bytes_per_token(QWEN3_8B, "int4")
 
 
@@ -123,9 +127,9 @@ def test_decision_needs_a_prefill_rate(prefill_tps: float) -> None:
 def test_without_overhead_the_decision_is_rho(
     n_tokens: int, per_token: int, link: float, tps: float, overhead_s: float
 ) -> None:
-    rho = link / (per_token * tps)
-    if abs(rho - 1) > 1e-6:
-        assert should_transfer(n_tokens, per_token, link, tps, overhead_s=0.0) is (rho > 1)
+    ratio = rho(link, per_token, tps)
+    if abs(ratio - 1) > 1e-6:
+        assert should_transfer(n_tokens, per_token, link, tps, overhead_s=0.0) is (ratio > 1)
     if should_transfer(n_tokens, per_token, link, tps, overhead_s):
         assert should_transfer(n_tokens, per_token, link, tps, overhead_s=0.0), "overhead never helps"
 
@@ -169,3 +173,44 @@ def test_without_a_prefill_rate_transfer_times_stand_alone() -> None:
     (row,) = plan_table(23_040, [1000], [GBE], None)
     assert row.transfer_ms > 0
     assert (row.recompute_ms, row.rho, row.transfer_pays) == (None, None, None)
+
+
+def test_rho_of_qwen3_8b_on_10_gbe() -> None:
+    assert rho(1.25e9, 147_456, 40_300) == pytest.approx(0.2104, abs=1e-4)
+
+
+@given(st.integers(1, 10**6), st.floats(1e3, 1e12), st.floats(1.0, 1e7), st.floats(1e-6, 1.0))
+def test_break_even_tokens_is_where_transferring_begins_to_pay(
+    per_token: int, link: float, tps: float, overhead_s: float
+) -> None:
+    tokens = break_even_tokens(per_token, link, tps, overhead_s)
+    if tokens is None:
+        assert rho(link, per_token, tps) <= 1 + 1e-9
+        assert not should_transfer(10**6, per_token, link, tps, overhead_s)
+    elif tokens < 10**6 and rho(link, per_token, tps) > 1 + 1e-6:  # beyond, a rounding is more than a token
+        assert should_transfer(tokens + 1, per_token, link, tps, overhead_s)
+        assert tokens < 3 or not should_transfer(tokens - 2, per_token, link, tps, overhead_s)
+
+
+def test_break_even_tokens_of_a_known_case() -> None:
+    """A token saves 1 ms of computing and costs 0.5 ms of moving: 2.1 ms of overhead are worth 5 tokens."""
+    assert break_even_tokens(500_000, 1e9, 1000.0, 0.0021) == 5
+    assert break_even_tokens(1_000_000, 1e9, 1000.0, 0.0021) is None
+    with pytest.raises(ValueError, match="prefill_tps is 0"):
+        break_even_tokens(1, 1.0, 0.0)
+
+
+def test_wrong_choice_is_one_sentence_for_all_some_and_no_links() -> None:
+    again = "computing KV again is faster than moving it"
+    assert wrong_choice_verdict(147_456, [TEN_GBE], 40_300) == (
+        f"disaggregation is the wrong choice on 10gbe (rho 0.21), where {again} at any prompt length"
+    )
+    some = wrong_choice_verdict(147_456, [TEN_GBE, PlanLink("100gbe", 1e11)], 40_300)
+    assert some == (
+        f"disaggregation is the wrong choice on 10gbe (rho 0.21), where {again} at any prompt length; moving is faster "
+        "from 154 tokens on 100gbe (rho 2.1)"
+    )
+    none = wrong_choice_verdict(147_456, [PlanLink("100gbe", 1e11)], 40_300)
+    assert none == (
+        f"disaggregation is the wrong choice only below 154 tokens on 100gbe (rho 2.1): there {again}"
+    )

@@ -13,6 +13,7 @@ from cluster.profile import (
     parse_setting,
     profile_from_tree,
 )
+from cluster.targets import LinkGoal, all_targets
 
 
 def profile_file(directory: Path, text: str) -> str:
@@ -42,6 +43,10 @@ def test_file_is_laid_over_the_defaults_and_named_after_itself(tmp_path: Path) -
     assert profile.name == "mine"
     assert profile.kv_cache_bytes == 2**30
     assert profile.engine.block_size == Profile().engine.block_size
+
+
+def test_a_pool_may_be_a_share_of_the_free_memory(tmp_path: Path) -> None:
+    assert load_profile(profile_file(tmp_path, '[engine]\nkv_cache = "auto"\n')).kv_cache_bytes == 0
 
 
 def test_overrides_lie_over_the_file() -> None:
@@ -77,9 +82,22 @@ def test_added_load_keeps_the_steady_one(tmp_path: Path) -> None:
         ("[link]\nloss = 1.0\n", r"link\.loss is 1\.0; allowed is 0 to below 1"),
         ("[link]\ndelay_ms = nan\n", r"link\.delay_ms is nan; allowed is a finite number"),
         ("[supervisor]\nheartbeat_timeout_s = inf\n", r"supervisor\.heartbeat_timeout_s is inf; allowed is a finite"),
+        ("[link]\nrho = -1\n", r"link\.rho is -1\.0; allowed is 0 or more"),
+        ("[link]\nrho = inf\n", r"link\.rho is inf; allowed is a finite number"),
+        ('[link]\nrho = 0.4\ntarget = "a100-7b"\n', r"link\.rho is 0\.4 beside link\.target 'a100-7b'; allowed is one"),
+        ('[link]\ntarget = "a100-7"\n', r"link\.target: 'a100-7' is not a target; allowed: a100-7b, .*mean a100-7b\?"),
+        ('[link]\ntarget = "a100-7b@25gb"\n', r"'a100-7b@25gb' is on no known link; allowed: 10gbe, .*mean 25gbe\?"),
+        ('[link]\ntarget = "a100-7b"\nbandwidth = "unlimited"\n', r"names no link and link\.bandwidth is unlimited"),
+        ('[link]\nrho = 0.4\nbackend = "none"\n', r"link\.backend is 'none' and link\.rho is set"),
+        ('[link]\ntarget = "a100-7b"\nbackend = "none"\n', r"link\.backend is 'none' and link\.target is set"),
         ("[load.steady]\nrate_per_s = nan\n", r"load\.steady\.rate_per_s is nan"),
         ("[supervisor]\nbackoff_max_s = -1\n", r"supervisor\.backoff_max_s is -1\.0; allowed is 0\.01 or more"),
-        ('[engine]\nkv_cache = "0B"\n', r"engine\.kv_cache is '0B'; allowed is a size above 0"),
+        ('[engine]\nkv_cache = "0B"\n', r"engine\.kv_cache is '0B'; allowed is a size above 0, or auto"),
+        ('[engine]\nkv_cache = "lots"\n', r"engine\.kv_cache is 'lots' is not a size; allowed: .*, or auto"),
+        ('[engine]\nkv_cache = "auto"\n[model]\ndevice = "cuda"\n', r"kv_cache is 'auto'; with model\.device 'cuda'"),
+        ("[engine]\nprefill_chunk_tokens = -1\n", r"engine\.prefill_chunk_tokens is -1; allowed is 0 or more"),
+        ("[engine]\nprefill_chunk_tokens = 513\n", r"chunk_tokens is 513; allowed is .*_tokens \(512\) or less"),
+        ("[cluster]\ncores_per_worker = 0\n", r"cluster\.cores_per_worker is 0; allowed is 1 or more"),
         ("[engine]\nmax_num_batched_tokens = 8\n", r"batched_tokens is 8; allowed is engine\.max_num_seqs \(32\)"),
         ("[load.a]\nrate_per_s = 0\n", r"load\.a\.rate_per_s is 0\.0; allowed is above 0"),
         ("[load.a]\nmax_tokens = 0\n", r"load\.a\.max_tokens is 0; allowed is 1 or more"),
@@ -118,6 +136,7 @@ def test_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     [
         ("engine.max_num_seqs=8", ("engine.max_num_seqs", 8)),
         ("engine.prefix_caching=false", ("engine.prefix_caching", False)),
+        ("engine.kv_cache=auto", ("engine.kv_cache", "auto")),
         ("link.bandwidth=1gbit", ("link.bandwidth", "1gbit")),
         ('link.bandwidth="1gbit"', ("link.bandwidth", "1gbit")),
         ("model.id=/a=b", ("model.id", "/a=b")),
@@ -159,3 +178,14 @@ def test_profile_survives_the_wire_and_cannot_be_changed() -> None:
     assert profile_from_tree(msgspec.to_builtins(profile), "copy") == profile
     with pytest.raises(AttributeError):
         profile.link.delay_ms = 1.0  # type: ignore[misc]
+
+
+def test_rho_or_target_is_what_the_link_is_to_have() -> None:
+    assert load_profile("10gbe").link_goal is None
+    assert load_profile("10gbe", {"link.rho": 0.4}).link_goal == LinkGoal("", 0.4)
+    own = load_profile("25gbe", {"link.target": "a100-7b"}).link_goal
+    named = load_profile("10gbe", {"link.target": "a100-7b@25gbe"}).link_goal
+    assert own is not None
+    assert named is not None
+    assert (own.target, named.target) == ("a100-7b", "a100-7b@25gbe")
+    assert own.rho == named.rho == all_targets()["a100-7b"].rho(25e9)

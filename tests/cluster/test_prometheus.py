@@ -13,6 +13,7 @@ from cluster.events import (
     RouterStats,
     TransferFailed,
     WorkerExited,
+    WorkerStarting,
 )
 from cluster.metrics import RunMetrics
 from cluster.prometheus import PrometheusFold
@@ -49,7 +50,7 @@ def test_every_name_has_the_prefix_and_vllms_suffix_where_there_is_one() -> None
         "kv_cache_usage_perc", "prompt_tokens_total", "generation_tokens_total",
         "kv_transfer_seconds", "kv_transfer_exposed_seconds", "kv_transfer_bytes_total",
         "kv_transfer_rate_bytes_per_second", "fallbacks_total", "requests_total", "retries_total",
-        "transfer_failures_total",
+        "transfer_failures_total", "num_preemptions_total",
     ):  # fmt: skip
         assert f"pdconsole:{suffix}" in names, suffix
 
@@ -64,6 +65,14 @@ def test_buckets_span_the_links_and_latencies_of_interest() -> None:
     seconds, rates = edges("inter_token_latency_seconds"), edges("kv_transfer_rate_bytes_per_second")
     assert (seconds[0], seconds[-1]) == (0.001, 120.0)
     assert (rates[0], rates[-1]) == (1e6, 1e10)
+
+
+def test_what_was_skipped_is_counted_apart_from_what_moved() -> None:
+    found = scrape(*run_started(), *handed_off("a"), *handed_off("b", skipped_tokens=64))
+    assert found[plain("kv_transfer_tokens_total")] == 100 + 36
+    assert found[plain("kv_transfer_raw_bytes_total")] == 136 * 512
+    assert found[plain("kv_transfer_skipped_tokens_total")] == 64
+    assert found[plain("kv_transfer_skipped_bytes_total")] == 64 * 512
 
 
 def test_one_request_is_in_every_histogram() -> None:
@@ -146,6 +155,21 @@ def test_gauges_follow_the_last_sample_and_end_with_the_worker() -> None:
     after = scrape(*run_started(), sample, gone)
     assert plain("num_requests_running", worker="decode-0") not in after
     assert after[plain("process_up", worker="decode-0")] == 0
+
+
+def test_preemptions_are_counted_over_all_lives_of_a_worker() -> None:
+    log = [
+        *run_started(),
+        worker_stats(3.0, preemptions=2),
+        worker_stats(4.0, preemptions=5),
+        WorkerExited(at=5.0, worker_id="decode-0", role="decode", pid=12, signal=9),
+        WorkerStarting(at=5.1, worker_id="decode-0", role="decode", pid=13, restarts=1),
+        worker_stats(6.0, preemptions=0),
+        worker_stats(7.0, preemptions=1),
+    ]
+    counts = [scrape(*log[:end])[plain("num_preemptions_total", worker="decode-0")] for end in range(-4, 0)]
+    assert [*counts, scrape(*log)[plain("num_preemptions_total", worker="decode-0")]] == [5, 5, 5, 5, 6]
+    assert scrape(*log)[plain("num_preemptions_total", worker="prefill-0")] == 0
 
 
 def test_probes_are_left_out() -> None:

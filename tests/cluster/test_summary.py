@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cluster.events import (
@@ -9,6 +10,7 @@ from cluster.events import (
     FellBack,
     LinkConfigured,
     LinkProbed,
+    LinkTuned,
     ModeChanged,
     RequestFailed,
     RouterStats,
@@ -36,7 +38,10 @@ RELIED_ON: dict[str, type | list[str]] = {
     "tpot_ms": ["p50", "p90", "p99", "max"],
     "e2el_ms": ["p50", "p90", "p99", "max"],
     "ttft_parts_ms": ["queue", "prefill", "transfer_exposed", "admit_wait", "first_decode", "router", "residual"],
-    "kv": ["transfers", "tokens", "raw_bytes", "wire_bytes", "exposed_ms", "achieved_bytes_per_s"],
+    "kv": [
+        "transfers", "tokens", "raw_bytes", "wire_bytes", "skipped_tokens", "skipped_bytes", "exposed_ms",
+        "achieved_bytes_per_s",
+    ],
     "link": ["backend", "asked_bits_per_s", "achieved_bits_per_s", "asked_delay_ms"],
     "b_star_bytes_per_s": float, "rho": float,
     "workers": list,
@@ -145,6 +150,18 @@ def test_held_blocks_are_the_last_sample_of_the_living_process() -> None:
     assert restarted["peak_rss_bytes"] == 900, "the peak is of all its lives"
 
 
+def test_preemptions_are_of_each_worker_over_all_its_lives() -> None:
+    log = [
+        *run_started(),
+        worker_stats(5.0, preemptions=4),
+        WorkerExited(at=6.0, worker_id="decode-0", role="decode", pid=12, signal=9),
+        WorkerStarting(at=6.5, worker_id="decode-0", role="decode", pid=13, restarts=1),
+        worker_stats(7.0, preemptions=3),
+    ]
+    workers = {worker["id"]: worker["preemptions"] for worker in summarize(log)["workers"]}
+    assert workers == {"prefill-0": 0, "decode-0": 7}
+
+
 def test_worker_stopped_with_the_run_keeps_its_last_sample() -> None:
     stop = WorkerExited(at=23.0, worker_id="decode-0", role="decode", pid=12, cause="stop")
     decode = summarize([*whole_run(), stop])["workers"][1]
@@ -178,6 +195,49 @@ def test_kv_bytes_are_checked_against_the_formula(
         busy_s=0.1,
     )
     assert summarize(whole_run(arrived("a", 3.0), transfer))["kv"]["formula_ok"] is ok
+
+
+@pytest.mark.parametrize(
+    ("times_s", "hidden", "hidden_busy"),
+    [
+        ([(0.08, 0.08, 0.07, 0.0)], 0.0, 0.0),  # bulk: duration, exposed, busy, busy before prefill's end
+        ([(8.0, 0.01, 0.08, 0.07)], 0.99875, 0.875),  # streamed while 8 s of prompt were computed
+        ([(8.0, 0.01, 0.08, 0.07), (0.08, 0.08, 0.12, 0.0)], 1 - 0.09 / 8.08, 0.35),
+    ],
+)
+def test_hidden_shares_weigh_all_transfers_by_their_time(
+    times_s: list[tuple[float, float, float, float]], hidden: float, hidden_busy: float
+) -> None:
+    (transfer,) = (event for event in handed_off("a") if isinstance(event, TransferCompleted))
+    transfers = [
+        msgspec.structs.replace(
+            transfer, duration_s=duration, exposed_s=exposed, busy_s=busy, hidden_busy_s=before
+        )
+        for duration, exposed, busy, before in times_s
+    ]
+    kv = summarize(whole_run(arrived("a", 3.0), *transfers))["kv"]
+    assert kv["hidden_share"] == pytest.approx(hidden, abs=1e-6)
+    assert kv["hidden_busy_share"] == pytest.approx(hidden_busy, abs=1e-6)
+    none = summarize(whole_run(arrived("a", 3.0)))["kv"]
+    assert (none["hidden_share"], none["hidden_busy_share"]) == (None, None)
+
+
+def test_tokens_that_decode_held_are_counted_apart_from_those_that_moved() -> None:
+    again = handed_off("b", prompt_tokens=300, skipped_tokens=256, codec="int8")
+    kv = summarize(whole_run(*handed_off("a"), *again))["kv"]
+    assert (kv["transfers"], kv["tokens"], kv["skipped_tokens"]) == (2, 100 + 44, 256)
+    assert kv["raw_bytes"] == 144 * BYTES_PER_TOKEN
+    assert kv["wire_bytes"] == 100 * BYTES_PER_TOKEN + 44 * BYTES_PER_TOKEN // 4
+    assert kv["skipped_bytes"] == 256 * BYTES_PER_TOKEN, "as stored, whatever the codec"
+    assert kv["formula_ok"] is True
+
+
+def test_skipped_bytes_are_checked_against_the_formula_too() -> None:
+    (transfer,) = (
+        event for event in handed_off("a", skipped_tokens=32) if isinstance(event, TransferCompleted)
+    )
+    wrong = msgspec.structs.replace(transfer, skipped_bytes=transfer.skipped_bytes - 1)
+    assert summarize(whole_run(arrived("a", 3.0), wrong))["kv"]["formula_ok"] is False
 
 
 def test_what_was_not_measured_is_none_and_not_zero() -> None:
@@ -258,3 +318,26 @@ def test_damaged_log_leaves_the_old_summary(tmp_path: Path) -> None:
     with pytest.raises(RunLogError, match="line 1"):
         write_summary(tmp_path)
     assert (tmp_path / "summary.json").read_text() == "old"
+
+
+def test_target_stands_beside_the_runs_own_rho() -> None:
+    assert {summarize(whole_run())[name] for name in ("target_rho", "rho_at_start")} == {None}
+    tuned = LinkTuned(
+        at=1.8,
+        target="a100-7b@10gbe",
+        target_rho=0.65,
+        prefill_tokens_per_s=2000.0,
+        b_star_bytes_per_s=2000.0 * BYTES_PER_TOKEN,
+        asked_bits_per_s=5e6,
+        achieved_bits_per_s=5.2e6,
+        rho=0.64,
+    )
+    summary = summarize(whole_run(tuned, *handed_off()))
+    assert (summary["target"], summary["target_rho"], summary["rho_at_start"]) == (
+        "a100-7b@10gbe",
+        0.65,
+        0.64,
+    )
+    assert summary["rho"] == pytest.approx(9.4e9 / 8 / (2000.0 * BYTES_PER_TOKEN))
+    moved = LinkConfigured(at=15.0, backend="pacing", asked_bits_per_s=1e9)
+    assert summarize(whole_run(tuned, moved))["target"] == "", "the link stands for nothing any more"

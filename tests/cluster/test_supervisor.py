@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -37,6 +38,7 @@ from cluster.events import (
     FaultInjected,
     LinkConfigured,
     LinkProbed,
+    LinkTuned,
     ModeChanged,
     ModelDescribed,
     NoteAdded,
@@ -65,6 +67,7 @@ from cluster.summary import write_summary
 from cluster.supervisor import Supervisor
 from cluster.supervisor_main import WORKER_COMMAND
 from cluster.supervisor_run import ROUTER_COMMAND, on_signal
+from tests.cluster.link_child import PREFILL_TOKENS_PER_S, PROBED_BITS_PER_S
 from tests.cluster.supervision import child_command, is_alive, namespaces, until, until_now
 
 PROFILE = Profile(
@@ -234,6 +237,49 @@ async def test_links_are_measured_before_ready_and_after_a_change(start: Callabl
     assert "SetLink(bits_per_s=10000000000.0, delay_ms=2.0" in (run.dir / "logs/decode-1.log").read_text()
 
 
+async def test_a_link_gets_its_rho_before_ready_from_the_measured_prefill_rate(
+    start: Callable[..., Run],
+) -> None:
+    run = start(changed(link={"rho": 4.0, "bandwidth": "10gbit", "delay_ms": 3.0}))
+    await run.up()
+    (tuned,) = run.events(LinkTuned)
+    b_star = PREFILL_TOKENS_PER_S * 256  # the children's KV bytes per token
+    assert (tuned.target, tuned.target_rho, tuned.limit) == ("", 4.0, "")
+    assert tuned.prefill_tokens_per_s == pytest.approx(PREFILL_TOKENS_PER_S)
+    assert tuned.b_star_bytes_per_s == pytest.approx(b_star)
+    assert tuned.asked_bits_per_s == pytest.approx(4.0 * b_star * 8)
+    assert tuned.achieved_bits_per_s == PROBED_BITS_PER_S
+    assert tuned.rho == pytest.approx(PROBED_BITS_PER_S / 8 / b_star)
+    assert tuned.index < run.events(RunReady)[0].index
+    asked = [event.asked_bits_per_s for event in run.events(LinkConfigured)]
+    assert (asked[0], asked[-1]) == (1e10, tuned.asked_bits_per_s)
+    assert [event.asked_delay_ms for event in run.events(LinkConfigured)] == [3.0] * len(asked)
+    told = f"SetLink(bits_per_s={tuned.asked_bits_per_s!r}, delay_ms=3.0"
+    for log in [run.dir / f"logs/{process_id}.log" for process_id in ("router", "prefill-0", "decode-0")]:
+        await until(lambda log=log: told in log.read_text(), f"the new link in {log.name}")  # type: ignore[misc]
+    assert (await run.command(StopCluster())).ok
+    assert await run.task == 0
+    summary = json.loads((run.dir / "summary.json").read_text())
+    assert (summary["target"], summary["target_rho"]) == ("", 4.0)
+    assert summary["rho_at_start"] == pytest.approx(tuned.rho, abs=1e-6)
+
+
+async def test_a_router_that_comes_back_learns_the_link_that_is(start: Callable[..., Run]) -> None:
+    run = start()
+    await run.up()
+    assert (await run.command(ChangeLink(bits_per_s=3e9))).ok
+    assert (await run.command(KillWorker(worker_id="router"))).ok
+    log = run.dir / "logs/router.log"
+    await until(lambda: log.read_text().count("SetLink(bits_per_s=3000000000.0") == 2, "told both routers")
+
+
+async def test_a_link_whose_prefill_rate_cannot_be_measured_is_no_start(start: Callable[..., Run]) -> None:
+    run = start(changed(link={"rho": 2.0}), router="unmeasured")
+    assert await run.task == 3
+    (failed,) = run.of(StartFailed)
+    assert failed.message == "the link cannot be given its rho: no worker takes it"
+
+
 async def test_dead_router_comes_back_on_the_same_port(start: Callable[..., Run]) -> None:
     run = start()
     url = await run.up()
@@ -287,7 +333,7 @@ async def test_router_that_is_away_begins_with_what_was_set_meanwhile(start: Cal
             "signal 'HUP' is unknown; allowed: KILL, TERM, STOP, CONT",
         ),
         (SetMode(mode="both"), "mode 'both' is unknown; allowed: disagg, colocated"),
-        (SetCodec(codec="zip"), "codec 'zip' is unknown; allowed: raw, int8"),
+        (SetCodec(codec="zip"), "codec 'zip' is unknown; allowed: raw, int8, lossless, auto"),
         (SetLoad(name="storm"), "load 'storm' is unknown; allowed: steady"),
         (ChangeLink(bits_per_s=-1.0), "link: rate, delay and jitter must be 0 or more"),
     ],
@@ -332,6 +378,35 @@ async def test_port_in_use_refuses_before_any_process(start: Callable[..., Run])
     assert "--port 0" in failed.message
     assert run.events(WorkerStarting) == []
     assert (run.dir / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "exit_code", "words"),
+    [
+        ({"engine": {"kv_cache": "90TiB"}}, 3, "2 workers take up to 184320."),
+        (
+            {"cluster": {"cores_per_worker": 4000}},
+            2,
+            "cluster.cores_per_worker is 4000: 2 workers need 8000 cores",
+        ),
+    ],
+)
+async def test_what_the_machine_has_not_is_refused_before_any_process(
+    start: Callable[..., Run], sections: dict[str, Any], exit_code: int, words: str
+) -> None:
+    run = start(changed(**sections))
+    assert await run.task == exit_code
+    (failed,) = run.of(StartFailed)
+    assert failed.message.startswith(words)
+    assert "\n" not in failed.message
+    assert run.events(WorkerStarting) == []
+
+
+async def test_an_auto_pool_has_one_size_for_the_whole_run(start: Callable[..., Run]) -> None:
+    run = start(changed(engine={"kv_cache": "auto"}))
+    await run.up()
+    written = read_run_info(run.dir).profile.engine.kv_cache
+    assert re.fullmatch(r"[1-9]\d*B", written)
 
 
 async def test_second_supervisor_in_one_run_directory_is_refused(start: Callable[..., Run]) -> None:

@@ -101,13 +101,16 @@ def request(
     label: str = "steady",
     gap_ms: float = 14.0,
     codec: str = "raw",
+    skipped_tokens: int = 0,
     wait_s: float = 0.002,
     rng: random.Random | None = None,
 ) -> list[Event]:
     """A request that goes the normal way, from arrival to its last token."""
     rng = rng or random.Random(0)
     compute_s = prompt_tokens / PREFILL_TOKENS_PER_S
-    raw_bytes = prompt_tokens * KV_BYTES_PER_TOKEN
+    tokens = prompt_tokens - skipped_tokens
+    skipped_bytes = skipped_tokens * KV_BYTES_PER_TOKEN
+    raw_bytes = tokens * KV_BYTES_PER_TOKEN
     wire_bytes = raw_bytes if codec == "raw" else raw_bytes * 26 // 100
     transfer_s = wire_bytes * 8 / LINK_BITS_PER_S + 0.003
     started, done = at + wait_s, at + wait_s + compute_s
@@ -128,12 +131,13 @@ def request(
         ),
         TransferStarted(
             at=done, request_id=request_id, attempt=1, from_worker="prefill-0", to_worker="decode-0", codec=codec,
-            tokens=prompt_tokens, raw_bytes=raw_bytes,
+            tokens=tokens, raw_bytes=raw_bytes, skipped_tokens=skipped_tokens, skipped_bytes=skipped_bytes,
         ),
         TransferCompleted(
             at=acked, request_id=request_id, attempt=1, from_worker="prefill-0", to_worker="decode-0", codec=codec,
-            tokens=prompt_tokens, raw_bytes=raw_bytes, wire_bytes=wire_bytes, duration_s=transfer_s,
-            exposed_s=transfer_s, busy_s=transfer_s * 0.9,
+            tokens=tokens, raw_bytes=raw_bytes, wire_bytes=wire_bytes, duration_s=transfer_s,
+            exposed_s=transfer_s, busy_s=transfer_s * 0.9, skipped_tokens=skipped_tokens,
+            skipped_bytes=skipped_bytes,
         ),
         DecodeAdmitted(at=acked + 0.001, request_id=request_id, attempt=1, worker_id="decode-0", verified_at=acked),
         FirstToken(

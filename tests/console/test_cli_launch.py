@@ -106,6 +106,7 @@ def test_the_spec_s_secret_is_not_in_argv(tmp_path: Path) -> None:
 
     async def command_line() -> list[str]:
         client = await launched(tmp_path, "obey")
+        await client.wait_up()  # before, the kernel may not have the new program's arguments in place
         try:
             return psutil.Process(client.pid).cmdline()
         finally:

@@ -4,6 +4,7 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
+from cluster.events import WorkerStats
 from console.actions import ACTIONS, footer_text, readme_key_table
 from console.charts import itl_chart, kv_chart, plot_chart, strip_columns, strip_line, ttft_chart
 from console.own_cost import OwnCost
@@ -169,6 +170,23 @@ def test_worker_lines_fit_and_say_the_state_in_words(state: ViewState) -> None:
     assert [line.plain.split()[0] for line in narrow] == ["router", "prefill-0", "`->", "decode-0"]
     assert len(worker_lines(state, END_OF_STORY, 78, 3, ascii_mode=True)) == 3  # the link line gives way
     assert isinstance(narrow[0], Text)
+
+
+def test_a_worker_says_how_often_it_preempted() -> None:
+    folded = ViewState()
+    for event in story():
+        folded.fold(event)
+    for width in (98, 158):
+        lines = worker_lines(folded, END_OF_STORY, width, 20, ascii_mode=True)
+        assert not any("preempted" in line.plain for line in lines)
+    folded.fold(
+        WorkerStats(at=END_OF_STORY, worker_id="decode-0", role="decode", total_blocks=9, preemptions=12)
+    )
+    for width in (98, 158):
+        lines = worker_lines(folded, END_OF_STORY, width, 20, ascii_mode=True)
+        (told,) = (line.plain for line in lines if "preempted" in line.plain)
+        assert "preempted 12" in told
+        assert len(told) <= width
 
 
 def test_the_action_table_is_whole() -> None:

@@ -16,6 +16,7 @@ from cluster.run_log import EVENTS_FILE, write_events
 from cluster.summary import write_summary
 from console.cli import main
 from console.doctor_command import show_report
+from console.run_page import flattery
 from tests.cluster.histories import handed_off, run_started, run_stopped
 
 
@@ -206,6 +207,132 @@ def test_plan_refuses_what_it_cannot_read(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert words in captured.err
+
+
+def write_summary_of(home: Path, name: str, **fields: object) -> None:
+    (home / "runs" / name / "logs").mkdir(parents=True)
+    (home / "runs" / name / "summary.json").write_text(json.dumps(fields))
+
+
+def test_plan_for_a_target_is_of_its_published_figures(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--target", "h800x8-8b", "--tokens", "100,8192", "--json"]) == 0
+    plan = document(capsys)
+    assert (plan["target"], plan["model"], plan["gpus"]) == ("h800x8-8b", "Qwen3-8B", 8)
+    assert (plan["kv_bytes_per_token"], plan["prefill_rate"]) == (147_456, "published")
+    assert plan["b_star_bytes_per_s"] == pytest.approx(5.94e9, rel=1e-3)
+    assert plan["source"]["year"] == 2025
+    assert [link["name"] for link in plan["links"]] == ["10gbe", "25gbe", "100gbe", "ib-400g", "8x200g"]
+    ten, hundred = plan["links"][0], plan["links"][2]
+    assert ten["rho"] == pytest.approx(0.2103, abs=1e-4)
+    assert (ten["break_even_tokens"], ten["rho_here"], plan["here"]) == (None, None, None)
+    assert [row["transfer_pays"] for row in plan["rows"] if row["link"] == "10gbe"] == [False, False]
+    assert [row["transfer_pays"] for row in plan["rows"] if row["link"] == "100gbe"] == [False, True]
+    assert 100 < hundred["break_even_tokens"] < 200
+    assert plan["verdict"].startswith(
+        "disaggregation is the wrong choice on 10gbe (rho 0.21), 25gbe (rho 0.526), "
+    )
+
+
+def test_plan_for_a_target_says_where_this_machine_stands(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--target", "a100-7b@10gbe"]) == 0
+    out = capsys.readouterr().out
+    assert "no run was measured here" in out
+    assert out.splitlines()[-1] == (
+        "disaggregation is the wrong choice on 10gbe (rho 0.65), where computing KV again is faster than moving it at "
+        "any prompt length"
+    )
+    write_summary_of(home, "2026-1", model="tiny", b_star_bytes_per_s=1.25e9 / 40)
+    write_summary_of(home, "2026-2", model="tiny", b_star_bytes_per_s=None)
+    assert main(["plan", "--target", "a100-7b@10gbe"]) == 0
+    assert (
+        "this machine (tiny, run 2026-1) has rho 40 on 10gbe, the target 0.65: a run without --target a100-7b@10gbe "
+        "flatters disaggregation\n"
+    ) in capsys.readouterr().out
+    assert main(["plan", "--target", "a100-7b", "--link", "10gbe,40gbit", "--json"]) == 0
+    plan = document(capsys)
+    assert plan["here"] == {
+        "run": "2026-1", "model": "tiny", "b_star_bytes_per_s": 1.25e9 / 40, "flatters": True,
+    }  # fmt: skip
+    assert [link["rho_here"] for link in plan["links"]] == [40.0, 160.0]
+
+
+def test_a_machine_faster_than_the_target_does_not_flatter(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_summary_of(home, "2026-1", model="fast \x1b", b_star_bytes_per_s=2e9)
+    assert main(["plan", "--target", "a100-7b@10gbe"]) == 0
+    out = capsys.readouterr().out
+    assert "has rho 0.625 on 10gbe, the target 0.65\n" in out
+    assert "flatters" not in out
+    assert "\x1b" not in out
+
+
+def test_targets_and_their_links_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--list-targets"]) == 0
+    table = capsys.readouterr().out
+    assert main(["plan", "--list-targets", "--json"]) == 0
+    listed = document(capsys)
+    names = [row["target"] for row in listed["targets"]] + [row["name"] for row in listed["links"]]
+    assert {"a100-7b", "h100x8-70b", "nvlink4", "10gbe"} <= set(names)
+    assert [line.split()[0] for line in table.splitlines() if line and line.split()[0] in names] == names
+    assert {row["target"] for row in listed["targets"] if row["prefill_rate"] == "derived"} == {"h100-8b"}
+    assert max(map(len, table.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--target", "a100-8b"], "--target: 'a100-8b' is not a target; allowed: a100-7b, "),
+        (["--target", "a100-7b@10gb"], "on no known link; allowed: 10gbe, "),
+        (["--target", "a100-7b@10gb"], "did you mean 10gbe?"),
+        (["--target", "a100-7b", "--link", "10gbe,fast"], "--link has 'fast'"),
+        (
+            ["--target", "a100-7b@10gbe", "--link", "25gbe"],
+            "--link 25gbe is given beside --target a100-7b@10gbe",
+        ),
+        (
+            ["--target", "a100-7b", "--model", "tiny"],
+            "--model is given beside --target a100-7b, which says it",
+        ),
+        (["--target", "a100-7b", "--prefill-tps", "9"], "--prefill-tps is given beside --target"),
+        (["--target", "a100-7b", "--dtype", "float32"], "--dtype is given beside --target"),
+        (["--target", "a100-7b", "--tokens", "0"], "--tokens has '0'"),
+    ],
+)
+def test_plan_for_a_target_refuses_what_it_cannot_read(
+    home: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert main(["plan", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_plan_knows_the_links_of_targets_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--prefill-tps", "900", "--link", "nvlink4", "--json"]) == 0
+    assert document(capsys)["rows"][0]["link_bits_per_s"] == 3.6e12
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"rho": 30.0}, "GPUs on a link of this rate have rho 0.21 to 0.7: this run flatters disaggregation "),
+        ({"rho": 0.8}, ""),
+        ({"rho": 0.7, "target": "x@10gbe", "target_rho": 0.65, "rho_at_start": 0.66},
+         "target x@10gbe: rho 0.65; this link at start 0.66"),
+        ({"rho": 0.9, "target": "", "target_rho": 0.4, "rho_at_start": 0.6},
+         "asked: rho 0.4; this link at start 0.6; this run flatters disaggregation"),
+        ({"rho": 30.0, "link": {"asked_bits_per_s": 0.0}}, ""),
+    ],
+)  # fmt: skip
+def test_a_run_says_when_it_flatters(fields: dict[str, Any], expected: str) -> None:
+    text = flattery({"link": {"asked_bits_per_s": 1e10}, **fields})
+    assert text == expected or (text.startswith(expected) and "--target NAME" in text and expected)
 
 
 def test_doctor_exit_code_says_whether_a_cluster_can_run(capsys: pytest.CaptureFixture[str]) -> None:

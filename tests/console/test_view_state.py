@@ -7,6 +7,7 @@ from cluster.events import (
     CodecChanged,
     Event,
     FirstToken,
+    LinkTuned,
     LoadStarted,
     LoadStopped,
     ModeChanged,
@@ -30,8 +31,13 @@ from cluster.events import (
 )
 from cluster.request_filter import RequestEvent
 from console.feed_text import FAULTS, NOTABLE, REQUESTS, TRANSFERS, feed_line
+from console.own_cost import OwnCost
+from console.panels.header import header_lines
+from console.panels.workers import worker_lines
 from console.request_book import KEPT_DONE
 from console.request_view import TTFT_PARTS
+from console.screens.request_detail import detail_lines
+from console.text_format import fit, format_ratio
 from console.view_state import KEPT_LINES, ViewState
 from tests.console.history import (
     KV_BYTES_PER_TOKEN,
@@ -75,6 +81,29 @@ def test_a_request_goes_through_its_phases() -> None:
     assert found.transfer.raw_bytes == 8000 * KV_BYTES_PER_TOKEN
     assert state.requests.finished == 1
     assert not state.requests.live
+
+
+def test_what_decode_held_is_told_with_the_transfer() -> None:
+    state = fold(
+        *start(),
+        *numbered(
+            request("r1", 1010.0, prompt_tokens=8000, skipped_tokens=4096)
+            + request("r2", 1040.0, prompt_tokens=8000)
+        ),
+    )
+    told = {}
+    for name in ("r1", "r2"):
+        found = state.requests.get(name)
+        assert found is not None
+        page = [line.plain for line in detail_lines(state, found, 1060.0, 200)]
+        told[name] = [line for line in (*texts(state, TRANSFERS), *page) if "skipped" in line]
+    skipped = "skipped 4,096 tokens, 12.0 MiB"
+    started, detail, history = told["r1"]
+    assert started == f"r1 transfer P0>D0 started: raw 11.4 MiB (3,904 tokens), {skipped}"
+    assert detail.startswith("  transfer 11.4 MiB raw (1.00 of raw), 3,904 tokens, ")
+    assert detail.endswith(skipped)
+    assert history.endswith(f"transfer started prefill-0 > decode-0 raw, {skipped}")
+    assert told["r2"] == [started]  # the feed's line; nothing of its own
 
 
 def test_ttft_parts_are_kept_and_sum_to_the_whole() -> None:
@@ -177,6 +206,53 @@ def test_b_star_and_rho_come_from_measured_numbers() -> None:
     assert state.rho == pytest.approx(LINK_BITS_PER_S / 8 / (KV_BYTES_PER_TOKEN * PREFILL_TOKENS_PER_S))
     state.fold(WorkerStats(at=1011.0, worker_id="prefill-0", role="prefill"))  # idle: no rate to report
     assert state.rho is not None
+
+
+def tuned(target: str, limit: str = "") -> LinkTuned:
+    return LinkTuned(
+        at=1001.0,
+        target=target,
+        target_rho=0.65,
+        prefill_tokens_per_s=8341.0,
+        b_star_bytes_per_s=2.5e7,
+        asked_bits_per_s=1.33e8,
+        achieved_bits_per_s=1.36e8,
+        rho=0.664,
+        limit=limit,
+    )
+
+
+def test_a_tuned_link_is_a_line_and_stands_beside_rho() -> None:
+    state = fold(*start(), tuned("a100-7b@10gbe"), *stats(1010.0))
+    assert (
+        "link tuned for rho 0.65 of a100-7b@10gbe: asked 133.00 Mb/s at 8,341 prefill tokens/s, rho here 0.66"
+        in (texts(state, NOTABLE))
+    )
+    wide, panel = (
+        header_lines(state, 1010.0, 160, OwnCost()).plain,
+        "\n".join(line.plain for line in worker_lines(state, 1010.0, 120, 20, ascii_mode=True)),
+    )
+    assert f"rho {fit(format_ratio(state.rho), 4)}/0.65" in wide
+    assert f"rho {format_ratio(state.rho)} (a100-7b@10gbe: 0.65)" in panel
+    assert "/0.65" not in header_lines(fold(*start(), *stats(1010.0)), 1010.0, 160, OwnCost()).plain
+
+
+def test_a_link_that_is_changed_stands_for_no_target() -> None:
+    state = fold(*start(), tuned("a100-7b@10gbe"))
+    asked = state.topology.asked
+    assert asked is not None
+    state.fold(msgspec.structs.replace(asked, at=1005.0, limit="reached less"))
+    assert state.tuned is not None, "only described anew"
+    state.fold(msgspec.structs.replace(asked, at=1006.0, asked_bits_per_s=1e6))
+    assert state.tuned is None
+
+
+def test_a_tuned_link_that_was_not_reached_warns() -> None:
+    line = feed_line(tuned("", limit="this host reached less"))
+    assert line is not None
+    assert line.level == "warn"
+    assert line.text.startswith("link tuned for rho 0.65: asked ")
+    assert line.text.endswith("rho here 0.66; this host reached less")
 
 
 def test_stranded_blocks_are_those_nobody_works_for() -> None:

@@ -97,6 +97,10 @@ class RunningCluster:
         return Ended(exit_code, self.output.read_text(encoding="utf-8"), self.stderr())
 
 
+EXACT = ("--set", "model.dtype=float32")
+"""Tokens that another worker goes on with are promised to be the same in float32; auto may be bfloat16."""
+
+
 @pytest.fixture
 def pdconsole_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A data directory of this test's own; it is also the mark by which every process of the test is known."""
@@ -138,6 +142,7 @@ def running_cluster(pdconsole_home: Path, tmp_path: Path) -> Iterator[Callable[.
                     model,
                     "--run-dir",
                     str(run_dir),
+                    *EXACT,
                     *options,
                 ],
                 cwd=ROOT,

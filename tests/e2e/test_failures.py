@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., RunningCluster]
 LONG = [(7 * n) % 256 for n in range(8000)]
-SLOW_PREFILL = ("--set", "engine.max_num_batched_tokens=256", "--set", "engine.prefix_caching=false")
+SLOW_PREFILL = ("--set", "engine.prefill_chunk_tokens=8", "--set", "engine.prefix_caching=false")
 
 
 def pid_of(cluster: RunningCluster, worker_id: str) -> int:

@@ -1,25 +1,66 @@
 """What several engine tests need: small checkpoints, engines, and driving them to the end."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers.configuration_utils import PreTrainedConfig
 
+from engine.block_table import BlockTable
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.forward_batch import ChunkRows, ForwardBatch
+from engine.kv_cache import KEYS, VALUES, PagedKVCache
+from engine.operations import choose_operations
 from engine.outputs import StepOutput
 from engine.request import FinishReason, Request, SamplingParams
+from engine.sampler import uniform
 from engine.weights import LoadedModel
 
 VOCAB_SIZE = 199
 EOS_ID = 2
 
+CLEAR = {0.0: 5e-4, 1.0: 2e-5}
+"""By temperature, a margin that rounding in float32 never uses up: batches, chunks and other orders of summing
+change logits that spread by 2 by at most 6e-5, and cumulative probabilities by at most 5e-6."""
+
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
+    "llama": (LlamaConfig, {}),
+    "llama-bias": (LlamaConfig, {"attention_bias": True}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 48}),
+    "qwen3-bias": (Qwen3Config, {"attention_bias": True}),
+}
+"""Every kind of attention that the engine has: a transformers configuration and its changes to the usual shape."""
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+"""A context of 128 tokens stretched to four times as many."""
+
 
 def write_checkpoint(
-    path: Path, *, tied: bool = True, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: object
-) -> LlamaForCausalLM:
-    """A small random Llama with grouped-query attention, saved by transformers itself."""
+    path: Path,
+    *,
+    family: str = "llama",
+    tied: bool = True,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **changes: object,
+) -> PreTrainedModel:
+    """A small random model with grouped-query attention, saved by transformers itself.
+
+    Biases and norms, which transformers starts at 0 and 1, are random too: a model computed without them differs.
+    """
+    make_config, own_changes = FAMILIES[family]
     shape: dict[str, object] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 48,
@@ -37,9 +78,81 @@ def write_checkpoint(
         "initializer_range": 0.15,  # large enough that attention matters and greedy tokens vary
     }
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(shape | changes)))
+    model = AutoModelForCausalLM.from_config(
+        make_config(**(shape | own_changes | changes)), dtype=torch.float32
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.normal_(std=0.3)
+            elif name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.uniform_(1.0, 2.5)  # below that, normed heads attend to everything alike
     model.eval().to(dtype).save_pretrained(path)
     return model
+
+
+def full_logits(
+    loaded: LoadedModel, tokens: tuple[int, ...], chunk: int, kernels: str = "auto"
+) -> torch.Tensor:
+    """Logits ``(len(tokens), vocab)``, the tokens given to the model in chunks."""
+    config = loaded.config
+    num_blocks = -(-len(tokens) // 16)
+    cache = PagedKVCache(
+        config.num_layers, num_blocks, 16, config.num_kv_heads, config.head_dim, loaded.model.dtype, "cpu"
+    )
+    operations = choose_operations(config, loaded.model.cos, loaded.model.sin, 16, kernels)
+    table = BlockTable(range(num_blocks))
+    rows = []
+    for start in range(0, len(tokens), chunk):
+        end = min(start + chunk, len(tokens))
+        positions = np.arange(start, end)
+        batch = ForwardBatch(
+            token_ids=torch.tensor(tokens[start:end]),
+            positions=positions,
+            slots=positions,
+            chunks=(ChunkRows(0, end - start, end - start, end, table),),
+            logit_rows=torch.arange(end - start),
+        )
+        rows.append(loaded.model.forward(batch, cache, operations).clone())
+    return torch.cat(rows)
+
+
+def decision_margins(logits: torch.Tensor, request: Request) -> list[float]:
+    """How clear each choice is, for ``logits (m, vocab)`` that the request's outputs 0 to m - 1 are chosen by.
+
+    Greedy: how much the best logit leads. Sampled at temperature 1: how far, in probability, the random number is
+    from the next step of the cumulative distribution. Two correct computations may choose differently only where
+    this is as small as their rounding.
+    """
+    if request.sampling.temperature == 0.0:
+        best = logits.double().topk(2, dim=-1).values
+        return (best[:, 0] - best[:, 1]).tolist()
+    steps = torch.softmax(logits.double(), dim=-1).cumsum(-1)
+    draws = [uniform(request.sampling.seed, position) for position in range(len(logits))]
+    return (steps - torch.tensor(draws, dtype=torch.float64).unsqueeze(1)).abs().amin(-1).tolist()
+
+
+def clear_answer(loaded: LoadedModel, make: Callable[[int], Request]) -> tuple[Request, list[int]]:
+    """The first of ``make(0)``, ``make(1)``, ... that answers by clear choices only, and its answer.
+
+    The answer of a request alone, its prompt computed at once. Such an answer can be asked for token by token, on any
+    machine; most are (a test that finds none among eight is wrong about the model).
+    """
+    for number in range(8):
+        request = make(number)
+        engine = make_engine(loaded, max_num_batched_tokens=512, enable_prefix_caching=False)
+        driven = drive(engine, [request])
+        assert driven.steps[0].num_prefill_tokens == len(request.prompt_token_ids)
+        answer = driven.tokens[request.request_id]
+        if min(answer_margins(loaded, request, answer)) > CLEAR[request.sampling.temperature]:
+            return request, answer
+    raise AssertionError("no answer is clear")
+
+
+def answer_margins(loaded: LoadedModel, request: Request, answer: list[int]) -> list[float]:
+    """The margins of the choices that led to ``answer``; give a float32 model."""
+    tokens = (*request.prompt_token_ids, *answer[:-1])
+    return decision_margins(full_logits(loaded, tokens, 512)[len(request.prompt_token_ids) - 1 :], request)
 
 
 def make_engine(loaded: LoadedModel, **changes: object) -> Engine:
@@ -107,3 +220,24 @@ def drive(engine: Engine, requests: Iterable[Request] = (), *, max_steps: int = 
         assert output.num_batched_tokens <= engine.config.max_num_batched_tokens
         driven.take(output)
     return driven
+
+
+def send_kv(
+    source: Engine, target: Engine, request_id: str, num_tokens: int, *, start: int = 0, source_id: str = ""
+) -> int:
+    """What a transfer does: bytes of every layer from one cache's blocks into the other's. Returns their number.
+
+    ``start``: the first token whose KV moves. ``source_id``: the sequence's id in ``source``, if it is another one.
+    """
+    sent = 0
+    source_blocks, target_blocks = source.kv_blocks(source_id or request_id), target.kv_blocks(request_id)
+    for layer in range(source.cache.num_layers):
+        for kv in (KEYS, VALUES):
+            payload = b"".join(source.cache.block_bytes(layer, kv, source_blocks, start, num_tokens - start))
+            position = 0
+            for view in target.cache.block_bytes(layer, kv, target_blocks, start, num_tokens - start):
+                view[:] = payload[position : position + len(view)]
+                position += len(view)
+            assert position == len(payload)
+            sent += position
+    return sent

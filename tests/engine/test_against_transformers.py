@@ -6,35 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.kv_cache import PagedKVCache
-from engine.model import ChunkRows, ForwardBatch
-from engine.weights import LoadedModel, load_model
-from tests.engine.helpers import drive, make_engine, make_prompt, make_request, write_checkpoint
+from engine.weights import load_model
+from tests.engine.helpers import drive, full_logits, make_engine, make_prompt, make_request, write_checkpoint
 
 TINY = Path(__file__).resolve().parents[2] / "engine" / "models" / "tiny"
-
-
-def full_logits(loaded: LoadedModel, prompt: tuple[int, ...], chunk: int) -> torch.Tensor:
-    """Logits ``(len(prompt), vocab)``, the prompt given to the model in chunks."""
-    config = loaded.config
-    dtype = loaded.model.dtype
-    num_blocks = -(-len(prompt) // 16)
-    cache = PagedKVCache(
-        config.num_layers, num_blocks, 16, config.num_kv_heads, config.head_dim, dtype, "cpu"
-    )
-    rows = []
-    for start in range(0, len(prompt), chunk):
-        end = min(start + chunk, len(prompt))
-        positions = torch.arange(start, end)
-        batch = ForwardBatch(
-            token_ids=torch.tensor(prompt[start:end]),
-            positions=positions,
-            slots=positions,
-            chunks=(ChunkRows(0, end - start, end - start, end, ((0, num_blocks),)),),
-            logit_rows=torch.arange(end - start),
-        )
-        rows.append(loaded.model.forward(batch, cache))
-    return torch.cat(rows)
 
 
 def reference_generate(path: Path, prompts: list[tuple[int, ...]], max_tokens: int) -> list[list[int]]:
@@ -80,8 +55,10 @@ def test_bfloat16_logits_are_as_close_to_float32_as_those_of_transformers(tmp_pa
         {},
         {"num_attention_heads": 3, "num_key_value_heads": 3},
         {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 24},
+        {"family": "qwen2"},
+        {"family": "qwen3"},
     ],
-    ids=["gqa", "mha", "mqa"],
+    ids=["gqa", "mha", "mqa", "qwen2", "qwen3"],
 )
 def test_greedy_tokens_are_those_of_generate(tmp_path: Path, tied: bool, changes: dict[str, object]) -> None:
     write_checkpoint(tmp_path, tied=tied, **changes)

@@ -3,24 +3,22 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.block_allocator import BlockAllocator, NoFreeBlocks, contiguous_runs
-
-NUM_BLOCKS = 12
 
 
 class AllocatorMachine(RuleBasedStateMachine):
     """Random tables that are allocated, grown, shared, registered and freed; the model is a list of tables."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.allocator = BlockAllocator(NUM_BLOCKS, 4)
+    @initialize(num_blocks=st.integers(1, 16), block_size=st.sampled_from((1, 4, 16)))
+    def begin(self, num_blocks: int, block_size: int) -> None:
+        self.allocator = BlockAllocator(num_blocks, block_size)
         self.tables: list[list[int]] = []
         self.content: dict[int, bytes] = {}  # what was written into a block when it was last registered
         self.names: set[bytes] = set()
 
-    @rule(count=st.integers(0, NUM_BLOCKS + 1), room=st.integers(0, 4))
+    @rule(count=st.integers(0, 17), room=st.integers(0, 4))
     def allocate(self, count: int, room: int) -> None:
         if not self.allocator.can_allocate(count):
             with pytest.raises(NoFreeBlocks):
@@ -66,18 +64,46 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.allocator.share([block])
             self.tables.append([block])
 
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), count=st.integers(0, 6), room=st.integers(0, 4))
+    def admit(self, data: st.DataObject, count: int, room: int) -> None:
+        """A table that begins with known content: the known blocks are shared first, the rest allocated behind."""
+        known = self.allocator.find([data.draw(st.sampled_from(sorted(self.names)))])
+        if not self.allocator.can_allocate(count, sharing=known):
+            return
+        self.allocator.share(known)
+        self.tables.append(known)  # owned from here on: the allocation must not take it
+        taken = self.allocator.allocate(count, after=known[-1] if known else None, room=room)
+        self._claim(taken, count)
+        known += taken
+
+    @rule(num_tokens=st.integers(0, 300))
+    def size(self, num_tokens: int) -> None:
+        blocks, size = self.allocator.blocks_for(num_tokens), self.allocator.block_size
+        assert (blocks - 1) * size < num_tokens <= blocks * size
+
     @rule()
     def forget(self) -> None:
         self.allocator.forget_cached()
         assert self.allocator.num_cached == 0
 
+    def teardown(self) -> None:
+        if hasattr(self, "allocator"):
+            for table in self.tables:
+                self.allocator.free(table)
+            assert self.allocator.num_free == self.allocator.num_blocks
+            self.allocator.check_integrity()
+
     @invariant()
     def counts_agree(self) -> None:
+        if not hasattr(self, "allocator"):
+            return  # before the first rule
         self.allocator.check_integrity()
         owned = [block for table in self.tables for block in table]
         assert self.allocator.num_held == len(set(owned))
-        assert self.allocator.num_free == NUM_BLOCKS - len(set(owned))
-        assert all(self.allocator.ref_count(block) == owned.count(block) for block in range(NUM_BLOCKS))
+        num_blocks = self.allocator.num_blocks
+        assert self.allocator.num_free == num_blocks - len(set(owned))
+        assert all(self.allocator.ref_count(block) == owned.count(block) for block in range(num_blocks))
 
     def _claim(self, taken: list[int], count: int) -> None:
         assert len(taken) == len(set(taken)) == count

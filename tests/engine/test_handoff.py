@@ -2,30 +2,14 @@
 
 import pytest
 
-from engine.engine import Engine
 from engine.kv_cache import KEYS, VALUES
+from engine.outputs import PrefillProgress
 from engine.request import FinishReason
 from engine.sequence import SequenceStatus
 from engine.weights import LoadedModel, load_model
-from tests.engine.helpers import EOS_ID, drive, make_engine, make_prompt, make_request
+from tests.engine.helpers import EOS_ID, drive, make_engine, make_prompt, make_request, send_kv
 
 TEMPERATURES = pytest.mark.parametrize("temperature", [0.0, 1.0])
-
-
-def send_kv(source: Engine, target: Engine, request_id: str, num_tokens: int) -> int:
-    """What a transfer does: bytes of every layer from one cache's blocks into the other's. Returns their number."""
-    sent = 0
-    for layer in range(source.cache.num_layers):
-        for kv in (KEYS, VALUES):
-            views = source.cache.block_bytes(layer, kv, source.kv_blocks(request_id), 0, num_tokens)
-            payload = b"".join(views)
-            position = 0
-            for view in target.cache.block_bytes(layer, kv, target.kv_blocks(request_id), 0, num_tokens):
-                view[:] = payload[position : position + len(view)]
-                position += len(view)
-            assert position == len(payload)
-            sent += position
-    return sent
 
 
 @TEMPERATURES
@@ -146,3 +130,57 @@ def test_a_held_sequence_can_be_aborted_in_every_phase(loaded: LoadedModel) -> N
         assert engine.abort("a")
         engine.check_integrity()
         assert engine.stats().held_blocks == 0
+
+
+def test_a_layer_is_told_once_its_kv_is_in_place_and_before_the_step_ends(loaded: LoadedModel) -> None:
+    engine = make_engine(loaded, max_num_batched_tokens=40)
+    engine.add(make_request("a", make_prompt(100)), hold=True)
+    engine.add(make_request("b", make_prompt(30, seed=3), max_tokens=3))
+    row = engine.cache.row_bytes
+    told: list[tuple[tuple[PrefillProgress, ...], int]] = []
+    early: dict[tuple[str, int, int], bytes] = {}
+
+    def kv(name: str, layer: int, which: int, start: int, count: int) -> bytes:
+        return b"".join(engine.cache.block_bytes(layer, which, engine.kv_blocks(name), start, count))
+
+    def on_layer(prefilled: tuple[PrefillProgress, ...], layer: int) -> None:
+        told.append((prefilled, layer))
+        for progress in prefilled:
+            for which in (KEYS, VALUES):
+                key = (progress.request_id, layer, which)
+                early[key] = early.get(key, b"") + kv(
+                    progress.request_id, layer, which, progress.start, progress.num_tokens
+                )
+
+    while engine.has_work():
+        told.clear()
+        output = engine.step(on_layer)
+        layers = range(engine.cache.num_layers) if output.prefilled else ()
+        assert told == [(output.prefilled, layer) for layer in layers]
+    for layer in range(engine.cache.num_layers):
+        for which in (KEYS, VALUES):
+            assert early["a", layer, which] == kv("a", layer, which, 0, 100)
+            assert len(early["b", layer, which]) == 30 * row
+
+
+def test_a_halted_request_computes_nothing_more_and_keeps_its_blocks(loaded: LoadedModel) -> None:
+    engine = make_engine(loaded, max_num_batched_tokens=40)
+    engine.add(make_request("a", make_prompt(100)), hold=True)
+    with pytest.raises(ValueError, match="request a is waiting; only a held, running one can be halted"):
+        engine.halt("a")
+    engine.step()
+    held = engine.stats().held_blocks
+    engine.halt("a")
+    engine.halt("a")
+    assert not engine.has_work()
+    assert engine.owners()[0].status is SequenceStatus.HANDING_OFF
+    assert engine.stats().held_blocks == held > 0
+    engine.check_integrity()
+    engine.release("a")
+    assert engine.stats().held_blocks == 0
+    engine.add(make_request("b", make_prompt(20)))
+    engine.step()
+    with pytest.raises(ValueError, match="request b is running; only a held"):
+        engine.halt("b")
+    with pytest.raises(KeyError):
+        engine.halt("a")

@@ -165,15 +165,48 @@ def test_work_that_waits_for_pinned_blocks_is_no_work() -> None:
     assert harness.scheduler.has_work()
 
 
-def test_nobody_overtakes_a_prompt_that_waits_for_blocks() -> None:
+def test_nobody_takes_the_blocks_that_another_waits_for() -> None:
     harness = Harness(num_blocks=8)
     running = harness.add("running", 20, max_tokens=4)
     harness.step()
     harness.add("big", 20, max_tokens=1)
-    harness.add("small", 4, max_tokens=1)
+    harness.add("small", 4, max_tokens=8)  # two blocks are free now, but may be three in time: 3 + 5 + 1 > 8
     while running.status is not SequenceStatus.FINISHED:
         assert set(harness.step()[0]) == {"running"}
     assert set(harness.step()[0]) == {"big", "small"}
+
+
+def test_who_leaves_the_blocks_that_another_waits_for_passes_it() -> None:
+    harness = Harness(num_blocks=8)
+    harness.add("running", 20, max_tokens=4)
+    harness.step()
+    harness.add("big", 20, max_tokens=1)
+    harness.add("small", 4, max_tokens=4)
+    assert set(harness.step()[0]) == {"running", "small"}
+    while "running" in harness.scheduler.sequences:
+        assert "big" not in harness.step()[0]
+    assert "big" in harness.step()[0]
+
+
+def test_those_that_pass_in_one_step_leave_the_blocks_together() -> None:
+    harness = Harness(num_blocks=16)
+    harness.add("running", 40, max_tokens=4)
+    for _ in range(3):
+        harness.step()
+    harness.add("big", 24, max_tokens=1)  # 6 blocks, and one for the running one to grow into: 7 of 5
+    for name in ("a", "b"):  # 6 blocks each in time: beside the big one there is room for one of them
+        harness.add(name, 4, max_tokens=20)
+    assert set(harness.step()[0]) == {"running", "a"}
+
+
+def test_a_newcomer_leaves_every_running_sequence_a_block_to_grow_into() -> None:
+    harness = Harness(num_blocks=4)
+    running = harness.add("running", 7, max_tokens=5)  # its second block is full after the next step
+    harness.step()
+    harness.add("new", 8, max_tokens=1)
+    while running.status is not SequenceStatus.FINISHED:
+        assert set(harness.step()[0]) == {"running"}
+    assert harness.step()[0] == {"new": 8}
 
 
 def test_a_known_prefix_is_not_computed_again() -> None:
@@ -204,13 +237,14 @@ def test_prefix_reuse_can_be_off() -> None:
         assert harness.run() == [{name: 14}]
 
 
-def test_reservations_share_no_blocks_with_others() -> None:
+def test_a_reservation_shares_only_full_blocks_that_are_computed() -> None:
     harness = Harness()
     running = harness.add("running", 14, first=0)
     harness.step()
     reserved = harness.sequence("reserved", 14, first=0)
     harness.scheduler.reserve(reserved, harness.now)
-    assert not set(reserved.block_table) & set(running.block_table)
+    assert reserved.block_table[:3] == running.block_table[:3]
+    assert not set(reserved.block_table[3:]) & set(running.block_table)
 
 
 def test_sequences_that_grow_side_by_side_stay_in_one_run() -> None:

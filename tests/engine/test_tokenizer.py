@@ -12,7 +12,7 @@ from tokenizers.trainers import BpeTrainer
 
 from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.model_ids import ModelError, resolve_model
-from engine.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, load_tokenizer
+from engine.tokenizer import ByteTokenizer, Tokenizer, hugging_face_tokenizer, load_tokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
@@ -68,8 +68,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def every(directories: dict[str, Path]) -> dict[str, Tokenizer]:
     return {
-        "level": HuggingFaceTokenizer(directories["level"], (0,)),
-        "fallback": HuggingFaceTokenizer(directories["fallback"], (0,)),
+        "level": hugging_face_tokenizer(directories["level"], (0,)),
+        "fallback": hugging_face_tokenizer(directories["fallback"], (0,)),
         "bytes": ByteTokenizer(512, (256,)),
     }
 
@@ -165,7 +165,7 @@ def test_the_chat_template_is_found_and_rendered(tmp_path: Path, place: str) -> 
     if place == "file":
         (tmp_path / "chat_template.jinja").write_text(CHATML)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = HuggingFaceTokenizer(tmp_path, (0,))
+    tokenizer = hugging_face_tokenizer(tmp_path, (0,))
     messages = [{"role": "user", "content": "the fox"}]
     text = "<|user|>default\n<|user|>user\nthe fox<|end|>\n<|user|>assistant\n"
     assert tokenizer.apply_chat_template(messages) == text
@@ -195,11 +195,11 @@ def test_a_template_can_refuse_and_cannot_reach_out(source: str, message: str) -
 
 def test_broken_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot read .*tokenizer.json"):
-        HuggingFaceTokenizer(tmp_path, ())
+        hugging_face_tokenizer(tmp_path, ())
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(ModelError, match=r"cannot read tokenizer from .*tokenizer.json"):
-        HuggingFaceTokenizer(tmp_path, ())
+        hugging_face_tokenizer(tmp_path, ())
     write_byte_level(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(ModelError, match="the chat template is not valid"):
-        HuggingFaceTokenizer(tmp_path, ())
+        hugging_face_tokenizer(tmp_path, ())

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tests.transport.wire import PREFILL, make_contract, make_header
-from transport.errors import ChecksumError, InvalidTransition, ProtocolError, TransferTimeout
+from tests.transport.wire import ACCEPT, PREFILL, make_contract, make_header
+from transport.errors import ChecksumError, InvalidTransition, ProtocolError, StartTokenError, TransferTimeout
 from transport.frame import DataSlice
 from transport.kv_transfer import (
     RECEIVER_TRANSITIONS,
@@ -15,7 +15,7 @@ from transport.kv_transfer import (
     SenderTransfer,
     TransferLimits,
 )
-from transport.messages import KVCommit
+from transport.messages import KVAccept, KVCommit
 
 LIMITS = TransferLimits(accept_timeout_s=1, stall_timeout_s=2, ack_timeout_s=3, idle_timeout_s=4)
 HEADER = make_header(make_contract(num_layers=1), num_tokens=6)
@@ -38,7 +38,7 @@ def right_commit() -> KVCommit:
 
 SENDER_EVENTS: dict[str, Callable[[SenderTransfer], object]] = {
     "open_sent": lambda t: t.open_sent(1.0),
-    "accepted": lambda t: t.accepted(2.0),
+    "accepted": lambda t: t.accepted(ACCEPT, 2.0),
     "data_sent": lambda t: t.data_sent(KEYS, BYTES, 1, 3.0),
     "commit_sent": lambda t: t.commit_sent(PREFILL, 5.0),
     "acked": lambda t: t.acked(6.0),
@@ -46,7 +46,7 @@ SENDER_EVENTS: dict[str, Callable[[SenderTransfer], object]] = {
 }
 RECEIVER_EVENTS: dict[str, Callable[[ReceiverTransfer], object]] = {
     "opened": lambda t: t.opened(1.0),
-    "reserved": lambda t: t.reserved(2.0),
+    "reserved": lambda t: t.reserved(ACCEPT, 2.0),
     "data_received": lambda t: t.data_received(KEYS, BYTES, 1, 3.0),
     "committed": lambda t: t.committed(right_commit(), 5.0),
     "completed": lambda t: t.completed(6.0),
@@ -96,7 +96,7 @@ def test_sender_allows_what_the_table_allows_and_nothing_else(state: SenderState
     if event == "data_sent" and state is SenderState.SENDING:
         transfer = make_sender()
         transfer.open_sent(1.0)
-        transfer.accepted(2.0)
+        transfer.accepted(ACCEPT, 2.0)
         transfer.data_sent(VALUES, BYTES, 2, 3.0)
     if expected is None:
         with pytest.raises(ProtocolError):
@@ -189,7 +189,7 @@ def test_commit_before_all_data_is_refused_at_both_ends() -> None:
         receiver.committed(right_commit(), 4.0)
 
 
-@pytest.mark.parametrize("field", ["num_frames", "payload_bytes", "raw_bytes", "digest"])
+@pytest.mark.parametrize("field", ["start_token", "num_frames", "payload_bytes", "raw_bytes", "digest"])
 def test_a_commit_with_one_wrong_count_is_refused(field: str) -> None:
     receiver = receiver_in(ReceiverState.RECEIVING)
     commit = right_commit()
@@ -205,6 +205,71 @@ def test_the_digest_depends_on_the_order_of_frames() -> None:
     receiver.data_received(KEYS, BYTES, 1, 4.0)
     with pytest.raises(ChecksumError):
         receiver.committed(right_commit(), 5.0)
+
+
+HELD = KVAccept(start_token=4, block_size=4)
+REST = [DataSlice(0, 0, 4, 2), DataSlice(0, 1, 4, 2)]
+
+
+def both_ends_from_token_4() -> tuple[SenderTransfer, ReceiverTransfer]:
+    sender, receiver = sender_in(SenderState.OPENED), receiver_in(ReceiverState.OPENED)
+    sender.accepted(HELD, 2.0)
+    receiver.reserved(HELD, 2.0)
+    return sender, receiver
+
+
+def test_only_tokens_that_the_receiver_does_not_hold_are_due() -> None:
+    sender, receiver = both_ends_from_token_4()
+    for checksum, part in enumerate(REST):
+        sender.data_sent(part, BYTES // 3, checksum, 3.0)
+        receiver.data_begins(part, 3.0)
+        receiver.data_received(part, BYTES // 3, checksum, 3.0)
+    commit = sender.commit_sent(PREFILL, 5.0)
+    assert (commit.start_token, commit.num_frames) == (4, 2)
+    assert commit.payload_bytes == commit.raw_bytes == HEADER.raw_bytes_from(4) == HEADER.raw_bytes // 3
+    receiver.committed(commit, 5.0)
+    assert receiver.state is ReceiverState.VERIFYING
+
+
+def test_tokens_that_the_receiver_holds_may_not_come() -> None:
+    sender, receiver = both_ends_from_token_4()
+    for part in (KEYS, DataSlice(0, 0, 0, 4), DataSlice(0, 1, 3, 2)):
+        for check in (
+            lambda part=part: sender.data_sent(part, BYTES, 1, 3.0),
+            lambda part=part: receiver.data_begins(part, 3.0),
+            lambda part=part: receiver.data_received(part, BYTES, 1, 3.0),
+        ):
+            with pytest.raises(ProtocolError, match="the receiver holds those before 4"):
+                check()
+
+
+def test_a_commit_of_all_tokens_does_not_fit_a_transfer_of_the_rest() -> None:
+    sender, receiver = both_ends_from_token_4()
+    for checksum, part in enumerate(REST):
+        receiver.data_received(part, BYTES // 3, checksum, 3.0)
+    with pytest.raises(ProtocolError, match="COMMIT says start_token is 0; here it is 4"):
+        receiver.committed(right_commit(), 5.0)
+    with pytest.raises(ProtocolError, match="COMMIT before all data: 0 of 4 token rows"):
+        sender.commit_sent(PREFILL, 4.0)
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        KVAccept(start_token=8, block_size=4),
+        KVAccept(start_token=6, block_size=6),
+        KVAccept(start_token=3, block_size=4),
+        KVAccept(start_token=-4, block_size=4),
+    ],
+    ids=str,
+)
+def test_both_ends_refuse_a_start_that_cannot_be(accept: KVAccept) -> None:
+    sender, receiver = sender_in(SenderState.OPENED), receiver_in(ReceiverState.OPENED)
+    with pytest.raises(StartTokenError, match=f"start_token is {accept.start_token}; allowed is 0 to"):
+        sender.accepted(accept, 2.0)
+    with pytest.raises(StartTokenError, match=f"start_token is {accept.start_token}; allowed is 0 to"):
+        receiver.reserved(accept, 2.0)
+    assert (sender.state, receiver.state) == (SenderState.OPENED, ReceiverState.OPENED)
 
 
 def test_commit_states_what_was_sent() -> None:

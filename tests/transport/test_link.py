@@ -146,6 +146,21 @@ def test_busy_time_is_shared_by_those_who_write_and_leaves_out_pauses() -> None:
     assert second.busy_s == pytest.approx(2.0 + 1.25)
 
 
+def test_a_pause_counts_as_far_as_the_kernel_was_busy_in_it() -> None:
+    meter, account = BusyMeter(), BusyTime()
+    meter.writing(account, now=0.0)
+    meter.idle(now=1.0, drained_at=1.0, kernel_busy_s=50.0)
+    assert meter.is_paused
+    meter.resumes(kernel_busy_s=50.5)
+    meter.writing(account, now=3.0)
+    assert not meter.is_paused
+    assert meter.spent_s(account, now=3.0) == pytest.approx(1.5)
+    meter.idle(now=4.0, drained_at=4.0, kernel_busy_s=60.0)
+    meter.resumes(kernel_busy_s=99.0)  # its clock is coarse: never more than the pause
+    meter.writing(account, now=5.0)
+    assert meter.spent_s(account, now=5.0) == pytest.approx(3.5)
+
+
 def test_a_receivers_time_from_another_clock_is_not_believed() -> None:
     meter, account = BusyMeter(), BusyTime()
     meter.writing(account, now=5.0)

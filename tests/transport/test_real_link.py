@@ -2,12 +2,14 @@
 
 import gc
 import socket
+import struct
 import threading
 import tracemalloc
 
 import pytest
 
 from tests.transport.wire import (
+    ACCEPT,
     LIMITS,
     SECRET,
     WAIT_S,
@@ -27,13 +29,14 @@ from transport.frame import DataSlice, Frame, FrameType, encode_frame, encode_sl
 from transport.int8_codec import Int8Codec
 from transport.kv_transfer import TransferLimits
 from transport.link import LinkShape
+from transport.lossless_codec import LosslessCodec
 from transport.messages import FailReason, KVHeader, RejectReason, encode
 from transport.probe import probe
 from transport.receiver import KVReceiver
 from transport.receiver_peer import OpenReply
 from transport.sender import KVSender
 
-CODECS: tuple[Codec, ...] = (RawCodec(), Int8Codec())
+CODECS: tuple[Codec, ...] = (RawCodec(), Int8Codec(), LosslessCodec())
 MB = make_contract(num_layers=2, num_kv_heads=4, head_dim=64, block_size=16)  # 4 KiB per token
 BIG = 512  # tokens: 2 MiB, two frames per part at the most
 
@@ -57,14 +60,14 @@ def is_closed_by_peer(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("path", ["v1", "v2"])
-@pytest.mark.parametrize("codec", ["raw", "int8"])
+@pytest.mark.parametrize("codec", ["raw", "int8", "lossless"])
 def test_transfers_follow_each_other_on_one_connection(path: str, codec: str) -> None:
     with RealLink(MB, CODECS) as link:
         arrived = []
         for attempt in range(3):
             header = make_header(MB, path=path, codec=codec, attempt=attempt, num_tokens=BIG + attempt)
             source = KVMemory(MB, header.num_tokens)
-            source.storage[:] = bytes([0, 0, 0x80, 0x3F + attempt] * (len(source.storage) // 4))
+            source.storage[:] = struct.pack("<f", 127.0 * 2**attempt) * (len(source.storage) // 4)
             event = link.transfer(header, source)
             assert isinstance(event, TransferAcked)
             assert event.stats.raw_bytes == header.raw_bytes
@@ -72,7 +75,7 @@ def test_transfers_follow_each_other_on_one_connection(path: str, codec: str) ->
             assert 0 < event.stats.busy_s <= event.stats.acked_at - event.stats.first_frame_at
             assert link.end().header == header
             arrived.append(link.handler.memories["r1", attempt].content() == source.content())
-        assert arrived == [True] * 3  # one size of element per row: int8 is exact too
+        assert arrived == [True] * 3  # scales are powers of two: int8 is exact too
         assert link.sender.num_connections == 1
 
 
@@ -295,7 +298,7 @@ def test_a_receiver_that_dies_in_mid_transfer_fails_the_sender() -> None:
         sock, _ = listener.accept()
         with sock:
             authenticate_socket(sock, ServerHandshake(SECRET, "decode", "kv"))
-            sock.sendall(encode_frame(Frame(FrameType.ACCEPT, transfer_id)))
+            sock.sendall(encode_frame(Frame(FrameType.ACCEPT, transfer_id, encode(ACCEPT))))
             assert sock.recv(1 << 16)
         assert done.wait(WAIT_S)
         sender.close()

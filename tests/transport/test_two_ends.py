@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.transport.wire import LIMITS, PREFILL, FakeLink, KVMemory, make_contract, make_header
+from tests.transport.wire import ACCEPT, LIMITS, PREFILL, FakeLink, KVMemory, make_contract, make_header
 from transport.codec import Codec, RawCodec, row_shape
 from transport.errors import FramingError, ProtocolError, TransferTimeout, TransportError, TruncatedTransfer
 from transport.events import TransferAccepted, TransferAcked, TransferFailed, TransferRejected
@@ -71,7 +71,7 @@ def test_raw_kv_arrives_bitwise_however_the_bytes_are_cut(chunk: int, path: str,
     link.send_all(1, header, source)
     link.carry(chunk)
     accepted, acked = link.events
-    assert accepted == TransferAccepted(1, "r1", 0)
+    assert accepted == TransferAccepted(1, "r1", 0, 0, link.now)
     assert isinstance(acked, TransferAcked)
     assert link.destination is not None
     assert link.destination.content() == source.content()
@@ -111,7 +111,7 @@ def test_int8_arrives_as_the_codec_makes_it_on_both_paths(path: str, chunk: int)
     link.carry(chunk)
     acked = link.events[-1]
     assert isinstance(acked, TransferAcked)
-    assert acked.stats.payload_bytes == 2 * 2 * 10 * 3 * (8 + 4)
+    assert acked.stats.payload_bytes == 2 * 2 * 10 * 3 * (8 + 2)
     assert acked.stats.raw_bytes == header.raw_bytes
     assert link.destination is not None
     assert link.destination.content() == expected.content() != source.content()
@@ -164,7 +164,7 @@ def test_data_is_held_back_until_the_transfer_is_accepted() -> None:
     assert link.sender.num_waiting_frames == 5
     (asked,) = link.asked
     target = KVMemory(link.contract, 10)
-    link.receiver.accept(asked.transfer_id, asked.header, target.views, link.now)
+    link.accept(asked, target)
     link.carry()
     assert isinstance(link.events[-1], TransferAcked)
     assert target.content() == source.content()
@@ -194,15 +194,16 @@ def test_delay_holds_every_frame_back_and_lets_them_wait_together() -> None:
 
 def test_a_mismatch_names_field_and_both_values_before_anything_is_reserved() -> None:
     link = FakeLink()
-    link.send_all(1, make_header(block_size=16), start(link, make_header(block_size=16)))
+    header = make_header(layout="dim_token_head")
+    link.send_all(1, header, start(link, header))
     link.carry()
     (event,) = link.events
     assert isinstance(event, TransferRejected)
     assert (event.reason, event.field, event.ours, event.theirs) == (
         RejectReason.MISMATCH,
-        "block_size",
-        "16",
-        "4",
+        "layout",
+        "dim_token_head",
+        "token_head_dim",
     )
     assert link.asked == []
     assert link.receiver.num_rejected == 1
@@ -345,6 +346,7 @@ COMMIT = encode_frame(
                 output_position=0,
                 prefill_started_at=0.0,
                 prefill_done_at=0.0,
+                start_token=0,
                 num_frames=1,
                 payload_bytes=384,
                 raw_bytes=384,
@@ -422,7 +424,7 @@ def test_an_ack_out_of_the_blue_is_cut_off_with_the_story() -> None:
     start(link, make_header())
     link.carry()
     with pytest.raises(ProtocolError, match="ACCEPT"):
-        link.sender.receive_data(encode_frame(Frame(FrameType.ACCEPT, 1)), link.now)
+        link.sender.receive_data(encode_frame(Frame(FrameType.ACCEPT, 1, encode(ACCEPT))), link.now)
 
 
 def test_committing_too_early_fails_here_and_is_told_to_the_peer() -> None:

@@ -12,7 +12,15 @@ from transport.frame import DataSlice
 from transport.instructions import AskToAdmit, AskToReserve, Instruction, ReportFailure, SendReply
 from transport.kv_transfer import TransferLimits
 from transport.link import UNSHAPED, LinkShape
-from transport.messages import FailReason, KVCommit, KVContract, KVHeader, PrefillResult, RejectReason
+from transport.messages import (
+    FailReason,
+    KVAccept,
+    KVCommit,
+    KVContract,
+    KVHeader,
+    PrefillResult,
+    RejectReason,
+)
 from transport.receiver import KVReceiver
 from transport.receiver_connection import ReceiverConnection
 from transport.receiver_peer import OpenReply
@@ -25,6 +33,7 @@ LIMITS = TransferLimits(accept_timeout_s=10, stall_timeout_s=10, ack_timeout_s=1
 PREFILL = PrefillResult(
     first_token_id=17, seed=3, output_position=0, prefill_started_at=1.0, prefill_done_at=2.0
 )
+ACCEPT = KVAccept(start_token=0, block_size=4)
 
 
 def make_contract(**changes: object) -> KVContract:
@@ -114,6 +123,7 @@ class FakeLink:
         self.failures: list[ReportFailure] = []
         self.wire_bytes = 0
         self.destination: KVMemory | None = None  # accept every OPEN into it at once
+        self.start_token = 0  # and say that tokens before this one are there
         self.is_admitting = True
 
     def carry(self, chunk: int = 1 << 20, limit: int | None = None) -> None:
@@ -156,13 +166,15 @@ class FakeLink:
         elif isinstance(instruction, AskToReserve):
             self.asked.append(instruction)
             if self.destination is not None:
-                header = instruction.header
-                self.receiver.accept(instruction.transfer_id, header, self.destination.views, self.now)
+                self.accept(instruction, self.destination)
         elif isinstance(instruction, AskToAdmit):
             self.completed.append(instruction)
             self.receiver.admitted(instruction.transfer_id, self.is_admitting, self.now)
         else:
             self.failures.append(instruction)
+
+    def accept(self, asked: AskToReserve, memory: KVMemory) -> None:
+        self.receiver.accept(asked.transfer_id, asked.header, memory.views, self.now, self.start_token)
 
     def send_all(self, transfer_id: int, header: KVHeader, memory: KVMemory, commit: bool = True) -> None:
         for layer in range(header.num_layers):
@@ -195,6 +207,7 @@ class RecordingHandler:
 
     contract: KVContract
     is_admitting: bool = True
+    start_token: int = 0  # tokens before this one are there already
     decide: Callable[[KVHeader, OpenReply], bool] = lambda header, reply: (
         False
     )  # True: it has taken the reply
@@ -215,7 +228,7 @@ class RecordingHandler:
             self.first_data.set()
             return memory.views(layer, kv, start_token, num_tokens)
 
-        reply.accept(destination)
+        reply.accept(destination, self.start_token)
 
     def on_complete(self, header: KVHeader, commit: KVCommit, stats: ReceiveStats) -> bool:
         if self.is_admitting:

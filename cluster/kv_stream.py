@@ -1,0 +1,77 @@
+"""How far one prompt's KV has been handed to the wire, and when the next rows are. Touches no socket and no engine.
+
+Rows go layer by layer as they are computed, keys and values of a layer together, in pieces that are worth a frame; what
+is left goes at the end. Only views are handed over: a link that is slower than the prefill costs no memory and no
+engine step. Once so many frames wait for it that the sender takes no more, rows stay until a later piece or the end.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from transport.errors import OutboxFull
+from transport.frame import DataSlice
+from transport.messages import KVHeader, PrefillResult
+from transport.sender import KVSender
+
+MIN_PIECE_BYTES: Final = 64 * 1024
+"""Of one layer's keys or values. Sending costs something per frame, so a smaller piece waits for more rows."""
+
+Rows = Callable[[int, int, int, int], list[memoryview]]
+"""(layer, kv, start_token, num_tokens) -> views of exactly these tokens in the cache."""
+
+
+class KVStream:
+    """One transfer's data, from the first piece to COMMIT. ``is_bulk``: everything at the end."""
+
+    def __init__(
+        self, sender: KVSender, transfer_id: int, header: KVHeader, rows: Rows, *, is_bulk: bool
+    ) -> None:
+        self.has_sent = False  # the wire may read blocks of the prompt
+        self.first_sent_at = 0.0  # time.monotonic(), of something the receiver does not hold; 0.0 = not yet
+        self._sender = sender
+        self._transfer_id = transfer_id
+        self._header = header
+        self._rows = rows
+        self._is_bulk = is_bulk
+        self._least_tokens = -(-MIN_PIECE_BYTES // header.token_bytes)
+        self._sent_tokens = [0] * header.num_layers  # handed to the wire, or held by the receiver
+
+    def skip(self, start_token: int) -> None:
+        """The receiver holds the tokens before this one. What of them was handed over already, the wire leaves out."""
+        if max(self._sent_tokens) <= start_token:
+            self.first_sent_at = 0.0
+        self._sent_tokens = [max(sent, start_token) for sent in self._sent_tokens]
+
+    def layer_written(self, layer: int, end_token: int) -> None:
+        """KV of the tokens before ``end_token`` is in the cache in this layer, and will not change."""
+        if self._is_bulk or end_token - self._sent_tokens[layer] < self._least_tokens:
+            return
+        try:
+            self._send([layer], end_token)
+        except OutboxFull:
+            return  # the link is far behind: later
+
+    def finish(self, prefill: PrefillResult) -> None:
+        """All KV is in the cache: sends what is left, and COMMIT.
+
+        Raises OutboxFull; the transfer must be aborted then.
+        """
+        num_tokens = self._header.num_tokens
+        left = [layer for layer, sent in enumerate(self._sent_tokens) if sent < num_tokens]
+        if left:
+            self._send(left, num_tokens)
+        self._sender.commit(self._transfer_id, prefill)
+
+    def _send(self, layers: list[int], end_token: int) -> None:
+        parts = []
+        for layer in layers:
+            start, count = self._sent_tokens[layer], end_token - self._sent_tokens[layer]
+            parts += [
+                (DataSlice(layer, kv, start, count), self._rows(layer, kv, start, count)) for kv in (0, 1)
+            ]
+        self._sender.send_parts(self._transfer_id, parts)
+        self.has_sent = True
+        self.first_sent_at = self.first_sent_at or time.monotonic()
+        for layer in layers:
+            self._sent_tokens[layer] = end_token

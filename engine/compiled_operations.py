@@ -1,0 +1,166 @@
+"""What a layer does between its matrix products, in compiled code on a CPU: each in one pass over memory.
+
+Attention reads the paged cache where it lies. Decode rows of a whole batch are one call; prompts go through matrix
+tiles where the processor has them, else through torch. Results of a row do not depend on the other rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.attention import Attention
+from engine.bulk_memory import aligned_empty
+from engine.config import ModelConfig
+from engine.forward_batch import ChunkRows, ForwardBatch, Indices
+from engine.kernels import amx, decode_attention, prefill_attention
+from engine.kernels.layer import layer_kernels
+from engine.kv_cache import Numbers, PagedKVCache, numbers_of
+from engine.layer_weights import LayerWeights
+from engine.row_buffer import RowBuffer
+
+
+def supports(config: ModelConfig, device: torch.device) -> bool:
+    """True for shapes that fill vectors of sixteen, on a CPU."""
+    group = config.num_heads // config.num_kv_heads
+    sizes = (config.hidden_size, config.intermediate_size, config.head_dim // 2)
+    return device.type == "cpu" and group <= decode_attention.COLUMNS and not any(size % 16 for size in sizes)
+
+
+class _Decodes:
+    """The chunks of one row, as arrays: block tables one after another, and where each begins."""
+
+    def __init__(self, chunks: Sequence[ChunkRows]) -> None:
+        tables = [chunk.table.array() for chunk in chunks]
+        lengths = np.array([0, *(len(table) for table in tables)], np.int64)
+        self.tables = np.concatenate(tables)
+        self.first_blocks: Indices = np.cumsum(lengths)[:-1]
+        self.num_keys: Indices = np.array([chunk.num_tokens for chunk in chunks], np.int64)
+        self.rows: Indices = np.array([chunk.first_row for chunk in chunks], np.int64)
+
+
+class CompiledOperations:
+    """The same methods as ``TorchOperations``; returned tensors are valid until the method is called again.
+
+    Only for what ``supports`` says. Compiles at the first call of each kernel, once on a machine.
+    """
+
+    def __init__(self, config: ModelConfig, cos: torch.Tensor, sin: torch.Tensor, block_size: int) -> None:
+        dtype = cos.dtype
+        self._config = config
+        self._epsilon = np.float32(config.rms_norm_eps)
+        self._cos, self._sin = numbers_of(cos), numbers_of(sin)
+        self._kernels = layer_kernels(dtype.itemsize)
+        self._group = config.num_heads // config.num_kv_heads
+        self._tiles = dtype == torch.bfloat16 and block_size % 16 == 0 and amx.is_available()
+        self._decode = decode_attention.attention_for(
+            self._group, config.head_dim, dtype.itemsize, self._tiles
+        )
+        self._prefill = None if self._tiles else Attention(dtype, cos.device)
+        self._normed = RowBuffer(config.hidden_size, dtype)
+        self._queries = RowBuffer(config.num_heads * config.head_dim, dtype)
+        self._attended = RowBuffer(config.num_heads * config.head_dim, dtype)
+        self._activated = RowBuffer(config.intermediate_size, dtype)
+        self._nothing = numbers_of(torch.empty(0, dtype=dtype))
+        self._weights: dict[int, Numbers] = {}
+        self._floats = np.empty(0, np.float32)
+        self._words = np.empty(0, np.int32)
+        self._planned: tuple[Sequence[ChunkRows], list[ChunkRows], _Decodes | None] = ((), [], None)
+
+    def begin(self, batch: ForwardBatch, cache: PagedKVCache) -> None:
+        """A step begins; what follows is about its rows and this cache."""
+        self._batch, self._cache = batch, cache
+
+    def norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm of every row ``(n, hidden)``."""
+        return self._norm(numbers_of(hidden), self._nothing, weight)
+
+    def add_norm(self, hidden: torch.Tensor, addend: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """``hidden += addend`` in place, then ``norm``."""
+        return self._norm(numbers_of(hidden), numbers_of(addend), weight)
+
+    def _norm(self, hidden: Numbers, addend: Numbers, weight: torch.Tensor) -> torch.Tensor:
+        out, out_numbers = self._normed.first(len(hidden) // self._config.hidden_size)
+        self._kernels.normalise(hidden, addend, self._weight(weight), self._epsilon, out_numbers)
+        return out
+
+    def rotate_and_write(self, index: int, layer: LayerWeights, qkv: torch.Tensor) -> torch.Tensor:
+        """Queries ``(n, heads, head_dim)`` with positions; keys and values go to the cache's layer ``index``.
+
+        ``qkv`` is ``(n, (heads + 2 * kv_heads) * head_dim)`` and is changed.
+        """
+        config, batch = self._config, self._batch
+        queries, out = self._queries.first(qkv.shape[0])
+        keys, values = self._cache.arrays(index)
+        self._kernels.rotate_and_write(
+            numbers_of(qkv), self._cos, self._sin, batch.positions, batch.slots,
+            config.num_heads, config.num_kv_heads, config.head_dim,
+            self._weight(layer.q_norm), self._weight(layer.k_norm), self._epsilon, out, keys, values,
+        )  # fmt: skip
+        return queries.view(-1, config.num_heads, config.head_dim)
+
+    def attend(self, index: int, queries: torch.Tensor, chunks: Sequence[ChunkRows]) -> torch.Tensor:
+        """``queries (n, heads, head_dim)`` -> ``(n, heads * head_dim)``, each sequence over its own keys."""
+        config, cache = self._config, self._cache
+        if chunks is not self._planned[0]:
+            singles = [chunk for chunk in chunks if chunk.num_rows == 1]
+            prompts = [chunk for chunk in chunks if chunk.num_rows > 1]
+            self._planned = chunks, prompts, _Decodes(singles) if singles else None
+        _, prompts, decodes = self._planned
+        out, out_numbers = self._attended.first(queries.shape[0])
+        numbers = numbers_of(queries)
+        keys, values = cache.arrays(index)
+        if decodes is not None:
+            scratch = self._scratch_floats(int(decodes.num_keys.max()))
+            self._decode(
+                numbers, keys, values, decodes.tables, decodes.first_blocks, decodes.num_keys, decodes.rows,
+                out_numbers, config.num_kv_heads, cache.block_size, scratch,
+            )  # fmt: skip
+        for chunk in prompts:
+            self._attend_prompt(index, chunk, queries, out)
+        return out
+
+    def silu_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up: ``(n, 2 * size)`` -> ``(n, size)``."""
+        out, out_numbers = self._activated.first(gate_up.shape[0])
+        self._kernels.silu_multiply(numbers_of(gate_up), self._config.intermediate_size, out_numbers)
+        return out
+
+    def _attend_prompt(self, index: int, chunk: ChunkRows, queries: torch.Tensor, out: torch.Tensor) -> None:
+        config = self._config
+        rows = slice(chunk.first_row, chunk.first_row + chunk.num_rows)
+        if self._prefill is not None:
+            shape = (-1, config.num_kv_heads, self._group, config.head_dim)
+            keys, values = self._cache.gather(index, chunk.table.runs(), chunk.num_tokens)
+            self._prefill(queries[rows].view(shape), keys, values, out[rows].view(shape))
+            return
+        key_numbers, value_numbers = self._cache.arrays(index)
+        scratch = self._scratch_words(chunk.num_rows * self._group)
+        prefill_attention.attend(
+            numbers_of(queries[rows]), key_numbers, value_numbers, chunk.table.array(), numbers_of(out[rows]),
+            config.num_heads, config.num_kv_heads, config.head_dim, self._cache.block_size,
+            chunk.num_rows, chunk.num_tokens, scratch,
+        )  # fmt: skip
+
+    def _weight(self, weight: torch.Tensor | None) -> Numbers:
+        """A norm's weight as an array, looked up: there are two or four in every layer of every step."""
+        if weight is None:
+            return self._nothing
+        numbers = self._weights.get(weight.data_ptr())
+        if numbers is None:
+            numbers = self._weights[weight.data_ptr()] = numbers_of(weight)
+        return numbers
+
+    def _scratch_floats(self, max_keys: int) -> Any:
+        config = self._config
+        needed = decode_attention.scratch_floats(self._group, config.num_kv_heads, config.head_dim, max_keys)
+        if len(self._floats) < needed:
+            self._floats = aligned_empty(needed * 5 // 4, np.float32)
+        return self._floats
+
+    def _scratch_words(self, num_columns: int) -> Any:
+        needed = prefill_attention.scratch_words(num_columns, self._config.head_dim)
+        if len(self._words) < needed:
+            self._words = aligned_empty(needed, np.int32)
+        return self._words

@@ -1,0 +1,167 @@
+"""Which rows a stream hands to the wire and when, against a sender that only remembers."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster import kv_stream
+from cluster.kv_stream import KVStream
+from tests.transport.wire import PREFILL, make_contract, make_header
+from transport.errors import OutboxFull
+from transport.frame import DataSlice
+from transport.messages import PrefillResult
+
+LAYERS = 3
+TOKEN_BYTES = 64  # of one layer's keys
+CONTRACT = make_contract(num_layers=LAYERS, num_kv_heads=2, head_dim=8)
+LEAST = kv_stream.MIN_PIECE_BYTES // TOKEN_BYTES
+
+
+class FakeSender:
+    """Takes parts or refuses them; keeps them in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.parts: list[DataSlice] = []
+        self.is_full = False
+        self.committed: list[PrefillResult] = []
+
+    def send_parts(self, transfer_id: int, parts: Sequence[tuple[DataSlice, Sequence[memoryview]]]) -> None:
+        assert transfer_id == 7
+        assert not self.committed
+        if self.is_full:
+            raise OutboxFull("full")
+        for part, views in parts:
+            assert sum(view.nbytes for view in views) == part.num_tokens * TOKEN_BYTES
+            self.parts.append(part)
+
+    def commit(self, transfer_id: int, prefill: PrefillResult) -> None:
+        assert transfer_id == 7
+        self.committed.append(prefill)
+
+    def ranges(self, layer: int, kv: int) -> list[tuple[int, int]]:
+        return [
+            (part.start_token, part.end_token) for part in self.parts if (part.layer, part.kv) == (layer, kv)
+        ]
+
+
+def rows(layer: int, kv: int, start_token: int, num_tokens: int) -> list[memoryview]:
+    return [memoryview(bytes(num_tokens * TOKEN_BYTES))]
+
+
+def make_stream(num_tokens: int, *, is_bulk: bool = False) -> tuple[KVStream, FakeSender]:
+    sender = FakeSender()
+    header = make_header(CONTRACT, num_tokens=num_tokens)
+    return KVStream(sender, 7, header, rows, is_bulk=is_bulk), sender  # type: ignore[arg-type]
+
+
+def compute(stream: KVStream, end_token: int) -> None:
+    for layer in range(LAYERS):
+        stream.layer_written(layer, end_token)
+
+
+def test_rows_leave_layer_by_layer_as_they_are_computed() -> None:
+    stream, sender = make_stream(2 * LEAST)
+    stream.layer_written(0, LEAST)
+    assert sender.parts == [DataSlice(0, 0, 0, LEAST), DataSlice(0, 1, 0, LEAST)]
+    assert stream.has_sent
+    stream.layer_written(1, LEAST)
+    stream.layer_written(2, LEAST)
+    compute(stream, 2 * LEAST)
+    assert [(part.layer, part.kv) for part in sender.parts] == 2 * [
+        (layer, kv) for layer in range(LAYERS) for kv in (0, 1)
+    ]
+    assert sender.committed == []
+    before = len(sender.parts)
+    stream.finish(PREFILL)
+    assert (len(sender.parts), sender.committed) == (before, [PREFILL])
+
+
+def test_bulk_sends_everything_at_the_end() -> None:
+    stream, sender = make_stream(3 * LEAST, is_bulk=True)
+    compute(stream, 3 * LEAST)
+    assert not stream.has_sent
+    assert stream.first_sent_at == 0.0
+    stream.finish(PREFILL)
+    assert stream.has_sent
+    assert [sender.ranges(layer, kv) for layer in range(LAYERS) for kv in (0, 1)] == (
+        [[(0, 3 * LEAST)]] * 2 * LAYERS
+    )
+    assert sender.committed == [PREFILL]
+
+
+def test_a_prompt_below_one_piece_is_a_bulk_transfer() -> None:
+    stream, sender = make_stream(LEAST - 1)
+    compute(stream, LEAST - 1)
+    assert sender.parts == []
+    stream.finish(PREFILL)
+    assert sender.ranges(0, 0) == [(0, LEAST - 1)]
+
+
+def test_small_chunks_are_gathered_into_pieces_worth_a_frame() -> None:
+    stream, sender = make_stream(10 * LEAST)
+    for end in range(16, 10 * LEAST + 1, 16):
+        compute(stream, end)
+    assert len(sender.ranges(1, 1)) == 10
+
+
+def test_a_full_outbox_costs_no_row_and_no_order() -> None:
+    stream, sender = make_stream(4 * LEAST)
+    compute(stream, LEAST)
+    sender.is_full = True
+    stream.layer_written(0, 2 * LEAST)
+    stream.layer_written(1, 2 * LEAST)
+    sender.is_full = False
+    stream.layer_written(2, 2 * LEAST)
+    compute(stream, 3 * LEAST)
+    assert sender.ranges(0, 0) == [(0, LEAST), (LEAST, 3 * LEAST)]
+    assert sender.ranges(2, 1) == [(0, LEAST), (LEAST, 2 * LEAST), (2 * LEAST, 3 * LEAST)]
+    sender.is_full = True
+    with pytest.raises(OutboxFull):
+        stream.finish(PREFILL)
+    assert sender.committed == []
+
+
+def test_what_the_receiver_holds_is_neither_sent_nor_the_beginning_of_the_transfer() -> None:
+    stream, sender = make_stream(4 * LEAST)
+    compute(stream, LEAST)
+    assert stream.first_sent_at > 0
+    stream.skip(2 * LEAST)  # an ACCEPT that came late
+    assert stream.first_sent_at == 0.0
+    assert stream.has_sent, "the wire may still look at what it was given"
+    compute(stream, 2 * LEAST)
+    assert stream.first_sent_at == 0.0
+    compute(stream, 3 * LEAST)
+    assert stream.first_sent_at > 0
+    assert sender.ranges(0, 0) == [(0, LEAST), (2 * LEAST, 3 * LEAST)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_every_row_goes_exactly_once_and_in_order_however_the_prompt_is_cut(data: st.DataObject) -> None:
+    num_tokens = data.draw(st.integers(1, 5 * LEAST), "tokens")
+    cuts = sorted(data.draw(st.sets(st.integers(1, num_tokens), max_size=12), "cuts") | {num_tokens})
+    start_token = data.draw(st.integers(0, num_tokens - 1), "held")
+    accept_at = data.draw(st.integers(0, len(cuts)), "chunks before the accept")
+    stream, sender = make_stream(num_tokens)
+    for index, end in enumerate(cuts):
+        if index == accept_at:
+            stream.skip(start_token)
+        for layer in range(LAYERS):
+            sender.is_full = data.draw(st.booleans())
+            stream.layer_written(layer, end)
+    sender.is_full = False
+    streamed = len(sender.parts)
+    stream.finish(PREFILL)
+    for part in sender.parts[:streamed]:
+        assert part.num_tokens >= LEAST
+    for layer in range(LAYERS):
+        for kv in (0, 1):
+            ranges = sender.ranges(layer, kv)
+            assert ranges == sorted(ranges)
+            sent = [token for begin, end in ranges for token in range(begin, end)]
+            assert len(sent) == len(set(sent))
+            assert set(range(start_token if accept_at < len(cuts) else 0, num_tokens)) <= set(sent)
+            assert ranges[-1][1] == num_tokens
+    assert sender.committed == [PREFILL]

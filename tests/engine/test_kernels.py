@@ -1,0 +1,253 @@
+"""Compiled kernels against the same arithmetic in torch, in float64."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.block_table import BlockTable
+from engine.bulk_memory import aligned_empty
+from engine.compiled_operations import CompiledOperations, supports
+from engine.config import ModelConfig
+from engine.forward_batch import ChunkRows, ForwardBatch
+from engine.kernels import amx, decode_attention, matmul, prefill_attention
+from engine.kernels.layer import layer_kernels
+from engine.kv_cache import PagedKVCache, numbers_of
+from engine.model import rope_tables
+from engine.torch_operations import TorchOperations
+from engine.weights import load_model
+from tests.engine.helpers import full_logits, make_prompt, write_checkpoint
+
+needs_tiles = pytest.mark.skipif(
+    not amx.is_available(), reason="this processor has no AMX tiles for bfloat16"
+)
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2}
+
+
+def make_config(num_heads: int, num_kv_heads: int, head_dim: int, **changes: object) -> ModelConfig:
+    shape: dict[str, object] = {
+        "architecture": "LlamaForCausalLM",
+        "vocab_size": 64,
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_layers": 1,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "max_model_len": 2048,
+    }
+    return ModelConfig(**(shape | changes))  # type: ignore[arg-type]
+
+
+def filled_cache(config: ModelConfig, block_size: int, num_blocks: int, dtype: torch.dtype) -> PagedKVCache:
+    cache = PagedKVCache(1, num_blocks, block_size, config.num_kv_heads, config.head_dim, dtype, "cpu")
+    cache.layers[0].normal_()
+    return cache
+
+
+def expected_attention(
+    cache: PagedKVCache, config: ModelConfig, queries: torch.Tensor, chunk: ChunkRows
+) -> torch.Tensor:
+    """(num_rows, heads, head_dim) in float64, from the definition."""
+    group = config.num_heads // config.num_kv_heads
+    keys, values = (
+        cache.layers[0][kv][list(chunk.table)]
+        .flatten(0, 1)[: chunk.num_tokens]
+        .double()
+        .repeat_interleave(group, dim=1)
+        .transpose(0, 1)
+        for kv in (0, 1)
+    )
+    rows = queries[chunk.first_row : chunk.first_row + chunk.num_rows].double().transpose(0, 1)
+    mask = torch.ones(chunk.num_rows, chunk.num_tokens, dtype=torch.bool).tril(
+        chunk.num_tokens - chunk.num_rows
+    )
+    return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask).transpose(0, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (16, 1, 32), (20, 20, 96)])
+@pytest.mark.parametrize("block_size", [16, 24])
+def test_attention_of_a_mixed_batch(dtype: torch.dtype, shape: tuple[int, int, int], block_size: int) -> None:
+    """Decode rows and prompts of all kinds of lengths, over scattered blocks: each equals the definition."""
+    torch.manual_seed(1)
+    config = make_config(*shape)
+    lengths = [(1, 1), (1, 700), (5, 5), (1, 257), (37, 300), (64, 64), (2, 1000), (300, 513)]
+    needed = [-(-total // block_size) for _, total in lengths]
+    cache = filled_cache(config, block_size, sum(needed) + 3, dtype)
+    order = np.random.default_rng(0).permutation(sum(needed)).tolist()
+    chunks, first_row = [], 0
+    for (rows, total), blocks in zip(lengths, needed, strict=True):
+        table = BlockTable(order[:blocks])
+        order = order[blocks:]
+        chunks.append(ChunkRows(first_row, rows, 1, total, table))
+        first_row += rows
+    queries = torch.randn(first_row, config.num_heads, config.head_dim).to(dtype)
+    operations = CompiledOperations(config, *rope_tables(config, dtype, torch.device("cpu")), block_size)
+    empty = np.empty(0, np.int64)
+    operations.begin(ForwardBatch(torch.empty(0), empty, empty, tuple(chunks), torch.empty(0)), cache)
+    out = operations.attend(0, queries, tuple(chunks)).view(queries.shape)
+    for chunk in chunks:
+        expected = expected_attention(cache, config, queries, chunk)
+        actual = out[chunk.first_row : chunk.first_row + chunk.num_rows].double()
+        torch.testing.assert_close(actual, expected, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decode_row_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    config = make_config(6, 2, 32)
+    cache = filled_cache(config, 16, 64, dtype)
+    chunks = tuple(ChunkRows(i, 1, 1, 100 + i, BlockTable(range(8 * i, 8 * i + 8))) for i in range(8))
+    queries = torch.randn(8, config.num_heads, config.head_dim).to(dtype)
+    operations = CompiledOperations(config, *rope_tables(config, dtype, torch.device("cpu")), 16)
+    empty = np.empty(0, np.int64)
+    operations.begin(ForwardBatch(torch.empty(0), empty, empty, chunks, torch.empty(0)), cache)
+    together = operations.attend(0, queries, chunks).clone()
+    for chunk in chunks:
+        alone = (ChunkRows(0, 1, 1, chunk.num_tokens, chunk.table),)
+        row = queries[chunk.first_row : chunk.first_row + 1].clone()
+        assert torch.equal(operations.attend(0, row, alone)[0], together[chunk.first_row])
+
+
+@needs_tiles
+def test_tile_attention_reads_nothing_behind_the_last_key() -> None:
+    """NaN in every place that is no key of the sequence changes nothing."""
+    torch.manual_seed(3)
+    config = make_config(6, 2, 64)
+    cache = filled_cache(config, 16, 6, torch.bfloat16)
+    clean = cache.layers[0].clone()
+    num_keys = 37
+    cache.layers[0][:, 4:] = float("nan")
+    cache.layers[0][:, 3] = float("nan")
+    cache.layers[0][:, 2, num_keys - 32 :] = float("nan")
+    outs = []
+    for storage in (clean, cache.layers[0]):
+        cache.layers[0].copy_(storage)
+        keys, values = cache.arrays(0)
+        queries = torch.ones(20, config.num_heads, config.head_dim, dtype=torch.bfloat16)
+        out = torch.zeros_like(queries)
+        scratch = aligned_empty(prefill_attention.scratch_words(20 * 3, 64), np.int32)
+        prefill_attention.attend(
+            numbers_of(queries),
+            keys,
+            values,
+            np.arange(3),
+            numbers_of(out),
+            6,
+            2,
+            64,
+            16,
+            20,
+            num_keys,
+            scratch,
+        )
+        outs.append(out)
+    assert torch.equal(*outs)
+
+
+@needs_tiles
+@pytest.mark.parametrize("sizes", [(32, 32), (96, 576), (688 * 2, 256), (256, 688), (64, 50)])
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 33, 64, 513, 600])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_matmul(sizes: tuple[int, int], num_rows: int, with_bias: bool) -> None:
+    torch.manual_seed(4)
+    weight = torch.randn(sizes, dtype=torch.bfloat16) / sizes[1] ** 0.5
+    bias = torch.randn(sizes[0], dtype=torch.bfloat16)
+    rows = torch.randn(num_rows, sizes[1], dtype=torch.bfloat16)
+    out = torch.full((num_rows + 1, sizes[0]), 7.0, dtype=torch.bfloat16)
+    scratch = aligned_empty(matmul.scratch_words(num_rows, sizes[1]), np.int32)
+    used_bias = numbers_of(bias) if with_bias else np.empty(0, np.uint16)
+    packed = matmul.pack(numbers_of(weight).reshape(sizes))
+    matmul.multiply(
+        numbers_of(rows), packed, used_bias, num_rows, sizes[1], sizes[0], numbers_of(out), scratch
+    )
+    expected = rows.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
+    torch.testing.assert_close(out[:num_rows].double(), expected, rtol=8e-3, atol=1e-5 * sizes[1])
+    assert (out[num_rows] == 7.0).all(), "written behind the last row"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_the_two_kinds_of_operations_agree(dtype: torch.dtype, qk_norm: bool) -> None:
+    """Norms, positions, cache writes and SiLU: compiled as in torch, within one rounding."""
+    torch.manual_seed(5)
+    config = make_config(6, 2, 32, qk_norm=qk_norm)
+    tables = rope_tables(config, dtype, torch.device("cpu"))
+    caches = [PagedKVCache(1, 4, 16, 2, 32, dtype, "cpu") for _ in range(2)]
+    for cache in caches:
+        cache.layers[0].zero_()
+    rows = 19
+    hidden, addend = torch.randn(2, rows, 96).to(dtype)
+    weight = (torch.rand(96) + 0.5).to(dtype)
+    norms = [(torch.rand(32) + 0.5).to(dtype) if qk_norm else None for _ in range(2)]
+    qkv = torch.randn(rows, 10 * 32).to(dtype)
+    gate_up = (3 * torch.randn(rows, 320)).to(dtype)
+    slots = np.random.default_rng(0).permutation(64)[:rows]
+    batch = ForwardBatch(torch.empty(0), np.arange(rows) + 40, slots, (), torch.empty(0))
+    from_layer = type("Layer", (), {"q_norm": norms[0], "k_norm": norms[1]})()
+    results = []
+    for operations, cache in zip(
+        (TorchOperations(config, *tables), CompiledOperations(config, *tables, 16)), caches, strict=True
+    ):
+        operations.begin(batch, cache)
+        mine = hidden.clone()
+        normed = operations.norm(mine, weight).clone()
+        added = operations.add_norm(mine, addend, weight).clone()
+        queries = operations.rotate_and_write(0, from_layer, qkv.clone()).clone()
+        results.append([normed, mine, added, queries, cache.layers[0], operations.silu_multiply(gate_up)])
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+
+
+def test_extremes_of_silu() -> None:
+    gate = torch.tensor([-1e4, -200.0, -87.0, -1.0, 0.0, 1.0, 87.0, 1e4] * 2)
+    gate_up = torch.cat((gate, torch.ones(16))).view(1, 32)
+    out = np.empty(16, np.float32)
+    layer_kernels(4).silu_multiply(numbers_of(gate_up), 16, out)
+    torch.testing.assert_close(torch.from_numpy(out), F.silu(gate), rtol=1e-5, atol=1e-30)
+
+
+def test_shapes_that_do_not_fill_vectors_are_left_to_torch() -> None:
+    cpu = torch.device("cpu")
+    assert supports(make_config(6, 2, 32), cpu)
+    assert not supports(make_config(6, 2, 16), cpu)
+    assert not supports(make_config(6, 2, 32, hidden_size=90), cpu)
+    assert not supports(make_config(34, 2, 32), cpu), "seventeen heads to a key head"
+    assert not supports(make_config(6, 2, 32), torch.device("meta"))
+
+
+def test_scratch_of_decode_is_enough() -> None:
+    """The kernel writes nothing behind what ``scratch_floats`` asks for."""
+    for group, num_kv_heads, head_dim, count in (
+        (3, 3, 64, 700),
+        (1, 20, 96, 17),
+        (16, 2, 32, 16),
+        (7, 2, 64, 33),
+    ):
+        needed = decode_attention.scratch_floats(group, num_kv_heads, head_dim, count)
+        scratch = aligned_empty(needed + 16, np.float32)
+        scratch[needed:] = 7.0
+        cache = PagedKVCache(1, -(-count // 16), 16, num_kv_heads, head_dim, torch.float32, "cpu")
+        cache.layers[0].normal_()
+        queries = torch.randn(1, num_kv_heads * group, head_dim)
+        keys, values = cache.arrays(0)
+        one = np.zeros(1, np.int64)
+        decode_attention.attention_for(group, head_dim, 4, False)(
+            numbers_of(queries), keys, values, np.arange(cache.num_blocks), one, one + count, one,
+            numbers_of(torch.empty_like(queries)), num_kv_heads, 16, scratch,
+        )  # fmt: skip
+        assert (scratch[needed:] == 7.0).all()
+
+
+@needs_tiles
+def test_chunking_and_company_change_no_bit(tmp_path: Path) -> None:
+    """In matrix tiles every row is summed in one order: alone, in a batch, in chunks or at once."""
+    write_checkpoint(tmp_path, hidden_size=96, intermediate_size=160, head_dim=32, vocab_size=224)
+    loaded = load_model(tmp_path, "bfloat16")
+    tokens = make_prompt(600)
+    at_once = full_logits(loaded, tokens, 600)
+    for chunk in (300, 64, 37):
+        assert torch.equal(full_logits(loaded, tokens, chunk), at_once), f"chunks of {chunk}"
