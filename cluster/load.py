@@ -1,7 +1,8 @@
 """Drives a router over HTTP as any client would: steady loads by their schedule, bursts at once.
 
-The generator is an open-loop client: an arrival is sent when it is due, not when an earlier answer came. It measures
-its own lateness (schedule lag), so that a slow client is never read as a slow server. Failures are counted by kind.
+A load by rate is an open loop: an arrival is sent when it is due, not when an earlier answer came, and the generator
+measures its own lateness (schedule lag), so that a slow client is never read as a slow server. A load of streams is a
+closed loop, as busy as the server allows. Failures are counted by kind.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ MAX_BURST_IN_FLIGHT: Final = 256
 """Burst requests beyond this many at once are refused: a stuck key must not fill the memory."""
 
 _LAGS_KEPT: Final = 10_000
+_PAUSE_AFTER_FAILURE_S: Final = 0.1
 
 
 class LoadError(Exception):
@@ -114,7 +116,8 @@ class LoadGenerator:
         await self.stop(cause)
         self.running = name
         self._emit(LoadStarted(at=time.monotonic(), name=name, detail=describe_load(load), cause=cause))
-        self._schedules = {asyncio.create_task(self._follow_schedule(load, corpus), name=f"load {name}")}
+        follow = self._keep_streams if load.streams else self._follow_schedule
+        self._schedules = {asyncio.create_task(follow(load, corpus), name=f"load {name}")}
         if load.burst_every_s > 0:
             self._schedules.add(
                 asyncio.create_task(self._repeat_burst(name, load.burst_every_s), name="bursts")
@@ -189,8 +192,18 @@ class LoadGenerator:
             self._lags_s.append(time.monotonic() - due)
             self._spawn(self._steady, request, "steady")
 
+    async def _keep_streams(self, load: LoadSection, corpus: PromptCorpus) -> None:
+        """``load.streams`` requests at a time: the next one leaves when one is answered."""
+        for request in steady_requests(load, corpus):
+            failed = self.counts.failed
+            while len(self._steady) >= load.streams:
+                await asyncio.wait(self._steady, return_when=asyncio.FIRST_COMPLETED)
+            if self.counts.failed > failed:  # a router that refuses at once must not be asked in a tight loop
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
+            self._spawn(self._steady, request, "steady")
+
     async def _repeat_burst(self, name: str, every_s: float) -> None:
-        """The profile's burst after half of ``every_s``, then every ``every_s``; one that is too much is skipped."""
+        """The profile's burst after half of ``every_s``, then every ``every_s``, but none while one is unanswered."""
         burst = self._profile.burst
         command = InjectBurst(
             prompts=burst.prompts,
@@ -201,10 +214,8 @@ class LoadGenerator:
         due = time.monotonic() + every_s / 2
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            try:
+            if not self._bursts:
                 await self.burst(command)
-            except LoadError:
-                self.counts.skipped += command.prompts
             due += every_s
 
     def _spawn(self, group: set[asyncio.Task[None]], request: PlannedRequest, label: str) -> None:
@@ -230,8 +241,9 @@ class LoadGenerator:
 def describe_load(load: LoadSection) -> str:
     """ "2 requests/s, prompts of 128 tokens, 64 tokens out, seed 0" """
     bursts = f", a burst every {load.burst_every_s:g} s" if load.burst_every_s else ""
+    arrivals = f"{load.streams} streams" if load.streams else f"{load.rate_per_s:g} requests/s"
     return (
-        f"{load.rate_per_s:g} requests/s, prompts of {load.prompt_tokens} tokens, "
+        f"{arrivals}, prompts of {load.prompt_tokens} tokens, "
         f"{load.max_tokens} tokens out, seed {load.seed}{bursts}"
     )
 

@@ -92,21 +92,23 @@ class SupervisorSection(_Section, frozen=True, kw_only=True):
 
 
 class LoadSection(_Section, frozen=True, kw_only=True):
-    """Poisson arrivals of one kind of request, and with ``burst_every_s`` the profile's burst beside them."""
+    """One kind of request, by Poisson arrivals or in ``streams``; with ``burst_every_s`` the profile's burst too."""
 
     rate_per_s: float = 2.0
+    streams: int = 0  # above 0: so many at a time, each next one when one is answered, whatever the rate
     prompt_tokens: int = 128
     max_tokens: int = 64
     max_in_flight: int = 64
     temperature: float = 0.0
     seed: int = 0
     ignore_eos: bool = True
-    burst_every_s: float = 0.0  # 0 = no bursts; the first one comes after half of it
+    burst_every_s: float = 0.0  # 0 = no bursts; the first after half of it, none while one is unanswered
 
 
 def default_loads() -> dict[str, LoadSection]:
     """The loads every profile has unless it changes them."""
-    return {"steady": LoadSection(), "mixed": LoadSection(burst_every_s=20.0)}
+    streams = LoadSection(streams=4, prompt_tokens=64, max_tokens=200, burst_every_s=2.0)
+    return {"steady": LoadSection(), "mixed": streams}
 
 
 class BurstSection(_Section, frozen=True, kw_only=True):

@@ -63,6 +63,7 @@ _LOAD_AT_LEAST: Final = {
     "prompt_tokens": 1,
     "max_tokens": 1,
     "max_in_flight": 1,
+    "streams": 0,
     "temperature": 0,
     "seed": 0,
     "burst_every_s": 0,

@@ -227,6 +227,40 @@ async def test_a_load_with_bursts_sends_them_in_its_rhythm_until_it_stops(server
     await generator.load.close()
 
 
+async def test_streams_send_their_next_request_when_one_is_answered(server: Server) -> None:
+    profile = Profile(load={"streams": msgspec.structs.replace(FAST, streams=3, rate_per_s=0.001)})
+    generator = Generator(server.url, profile)
+    server.gate.clear()
+    await generator.load.start("streams", "")
+    await sent(generator.load, 3)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert generator.load.in_flight == generator.load.counts.sent == 3, "none is answered yet"
+    server.gate.set()
+    await sent(generator.load, 12)
+    await generator.load.stop("")
+    assert await generator.load.drain(10.0)
+    assert generator.load.counts.finished == generator.load.counts.sent
+    assert generator.load.counts.failed == generator.load.counts.cancelled == 0
+    started = next(event for event in generator.events if isinstance(event, LoadStarted))
+    assert started.detail.startswith("3 streams, ")
+    await generator.load.close()
+
+
+async def test_a_burst_waits_for_the_one_before(server: Server) -> None:
+    mixed = msgspec.structs.replace(FAST, streams=1, burst_every_s=0.01)
+    profile = Profile(load={"mixed": mixed}, burst=BurstSection(prompts=2, prompt_tokens=50, max_tokens=1))
+    generator = Generator(server.url, profile)
+    server.gate.clear()
+    await generator.load.start("mixed", "")
+    await sent(generator.load, 3)
+    await asyncio.sleep(0.05)  # five bursts would be due
+    assert generator.load.counts.sent == 3
+    server.gate.set()
+    await sent(generator.load, 6)
+    await generator.load.close()
+
+
 async def test_bursts_are_bounded(server: Server, generator: Generator) -> None:
     server.gate.clear()
     await generator.load.burst(InjectBurst(prompts=2, prompt_tokens=4))
