@@ -8,20 +8,17 @@ into other blocks of the same cache. Codecs take turns, so that a machine that d
 round is not kept.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
-import msgspec
 import torch
 
 from cluster.codec_bench import CodecBenchResult, CodecBenchSpec, CodecSamples, LayerError
-from engine.benchmark_result import Failed, Progress
+from engine.benchmark_child import run_child
+from engine.benchmark_result import Progress
 from engine.engine import Engine
-from engine.model_ids import ModelError
 from engine.request import Request, SamplingParams
 from engine.weights import load_model
 from transport.codec import Codec, RawCodec, RowShape
@@ -29,7 +26,6 @@ from transport.int8_codec import Int8Codec
 from transport.link import MAX_FRAME_BYTES
 from transport.lossless_codec import LosslessCodec
 
-_EXIT_FAILED: Final = 2
 _SENT, _RECEIVED = "sent", "received"
 
 
@@ -200,21 +196,7 @@ def _samples(measured: _Measured, raw_outputs: list[list[int]]) -> CodecSamples:
 
 def main() -> int:
     """Returns the exit code: 0, or 2 after Failed."""
-    # A library that prints must not break the messages.
-    with open(os.dup(sys.stdout.fileno()), "wb", buffering=0) as out:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-        def say(message: Progress | Failed | CodecBenchResult) -> None:
-            out.write(msgspec.json.encode(message) + b"\n")
-
-        spec = msgspec.json.decode(sys.stdin.buffer.read(), type=CodecBenchSpec)
-        try:
-            benchmark = CodecBenchmark(spec)
-        except (ModelError, ValueError) as error:
-            say(Failed(str(error)))
-            return _EXIT_FAILED
-        say(benchmark.run(say))
-    return 0
+    return run_child(CodecBenchSpec, CodecBenchmark)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,10 @@ is from what was encoded, layer by layer. Prompts are text in the model's own to
 """
 
 import argparse
-import sys
 from typing import Final
 
 from cluster.codec_bench import codec_bench_spec, run_codec_bench
 from cluster.codec_bench_report import codec_bench_document
-from cluster.engine_bench import BenchmarkFailed, BenchmarkRefused
 from cluster.machine_facts import machine_facts
 from console.bench_codec_text import codec_bench_text
 from console.bench_options import (
@@ -21,7 +19,7 @@ from console.bench_options import (
     engine_profile,
     engine_settings,
 )
-from console.bench_output import EXIT_FAILED, ProgressLine, check_out_dir, print_result
+from console.bench_output import check_out_dir, print_result, with_progress
 from console.errors import UserError
 from engine.dtypes import resolve_dtype
 from engine.model_ids import ModelError, resolve_model
@@ -69,17 +67,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     check_out_dir(args.out)
     machine = machine_facts()  # before this process adds to the load
-    progress = ProgressLine(sys.stderr)
-    try:
-        result = run_codec_bench(
-            spec, core, lambda next_: progress.show(next_.stage, next_.what, next_.done, next_.total)
-        )
-    except BenchmarkRefused as error:
-        raise UserError(str(error)) from error
-    except BenchmarkFailed as error:
-        raise UserError(str(error), EXIT_FAILED) from error
-    finally:
-        progress.clear()
+    result = with_progress(lambda report: run_codec_bench(spec, core, report))
     document = codec_bench_document(spec, source.config, core, machine, result)
     print_result("codec", document, codec_bench_text(document), as_json=args.json, out_dir=args.out)
     return 0

@@ -6,10 +6,9 @@ this core and a decode step with its rate of reading memory, both measured betwe
 """
 
 import argparse
-import sys
 from typing import Final
 
-from cluster.engine_bench import BenchmarkFailed, BenchmarkRefused, benchmark_spec, run_benchmark
+from cluster.engine_bench import benchmark_spec, run_benchmark
 from cluster.engine_bench_report import engine_bench_document
 from cluster.machine_facts import machine_facts
 from console.bench_engine_text import engine_bench_text
@@ -20,7 +19,7 @@ from console.bench_options import (
     engine_profile,
     engine_settings,
 )
-from console.bench_output import EXIT_FAILED, ProgressLine, check_out_dir, print_result
+from console.bench_output import EXIT_FAILED, check_out_dir, print_result, with_progress
 from console.errors import UserError
 from engine.dtypes import resolve_dtype
 from engine.model_ids import ModelError, resolve_model
@@ -83,17 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     check_out_dir(args.out)
     machine = machine_facts()  # before this process adds to the load
-    progress = ProgressLine(sys.stderr)
-    try:
-        result = run_benchmark(
-            spec, core, lambda next_: progress.show(next_.stage, next_.what, next_.done, next_.total)
-        )
-    except BenchmarkRefused as error:
-        raise UserError(str(error)) from error
-    except BenchmarkFailed as error:
-        raise UserError(str(error), EXIT_FAILED) from error
-    finally:
-        progress.clear()
+    result = with_progress(lambda report: run_benchmark(spec, core, report))
     document = engine_bench_document(spec, source.config, core, machine, result)
     print_result("engine", document, engine_bench_text(document), as_json=args.json, out_dir=args.out)
     problems = [case["problem"] for case in (*document["prefill"], *document["decode"])]

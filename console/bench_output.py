@@ -1,14 +1,19 @@
 """What every benchmark does with its result and its progress: stdout, files, stderr."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from cluster.atomic_file import write_atomically
+from cluster.engine_bench import BenchmarkFailed, BenchmarkRefused
 from cluster.machine_probes import directory_problem
 from console.errors import UserError
+from engine.benchmark_result import Progress
 
 EXIT_FAILED = 1
+Result = TypeVar("Result")
 
 
 class ProgressLine:
@@ -32,6 +37,19 @@ class ProgressLine:
     def clear(self) -> None:
         if self._is_terminal:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
+
+
+def with_progress(run: Callable[[Callable[[Progress], None]], Result]) -> Result:
+    """Run a benchmark that reports how far it is, and show that on stderr. Raises UserError when it fails."""
+    progress = ProgressLine(sys.stderr)
+    try:
+        return run(lambda next_: progress.show(next_.stage, next_.what, next_.done, next_.total))
+    except BenchmarkRefused as error:
+        raise UserError(str(error)) from error
+    except BenchmarkFailed as error:
+        raise UserError(str(error), EXIT_FAILED) from error
+    finally:
+        progress.clear()
 
 
 def check_out_dir(out_dir: Path | None) -> None:

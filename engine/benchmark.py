@@ -8,7 +8,6 @@ is not kept.
 """
 
 import contextlib
-import os
 import random
 import sys
 import time
@@ -16,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 import torch
 
+from engine.benchmark_child import run_child
 from engine.benchmark_plan import (
     MEASURED_STEPS,
     WARM_UP_STEPS,
@@ -30,24 +29,20 @@ from engine.benchmark_plan import (
     problem_of,
 )
 from engine.benchmark_result import (
-    BenchmarkMessage,
     BenchmarkResult,
     DecodeSamples,
-    Failed,
     PartTimes,
     PrefillSamples,
     Progress,
 )
 from engine.core_limits import CoreLimits
 from engine.engine import Engine
-from engine.model_ids import ModelError
 from engine.operations import choose_operations
 from engine.part_timers import Stopwatch, part_timers
 from engine.request import Request, SamplingParams
 from engine.torch_operations import TorchOperations
 from engine.weights import TORCH_DTYPES, load_model
 
-_EXIT_FAILED: Final = 2
 _PREFILL_PASSES: Final = 3
 
 
@@ -236,21 +231,7 @@ def _fill(engine: Engine) -> None:
 
 def main() -> int:
     """Returns the exit code: 0, or 2 after Failed."""
-    # A library that prints must not break the messages.
-    with open(os.dup(sys.stdout.fileno()), "wb", buffering=0) as out:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-        def say(message: BenchmarkMessage) -> None:
-            out.write(msgspec.json.encode(message) + b"\n")
-
-        spec = msgspec.json.decode(sys.stdin.buffer.read(), type=BenchmarkSpec)
-        try:
-            benchmark = EngineBenchmark(spec)
-        except (ModelError, ValueError) as error:
-            say(Failed(str(error)))
-            return _EXIT_FAILED
-        say(benchmark.run(say))
-    return 0
+    return run_child(BenchmarkSpec, EngineBenchmark)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,7 @@ from engine.row_buffer import RowBuffer
 
 def supports(config: ModelConfig, device: torch.device) -> bool:
     """True for shapes that fill vectors of sixteen, on a CPU."""
-    group = config.num_heads // config.num_kv_heads
-    sizes = (config.hidden_size, config.intermediate_size, config.head_dim // 2)
-    return device.type == "cpu" and group <= decode_attention.COLUMNS and not any(size % 16 for size in sizes)
+    return device.type == "cpu" and config.fills_vectors
 
 
 class _Decodes:

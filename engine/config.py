@@ -67,6 +67,12 @@ class ModelConfig:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return embeddings + self.num_layers * layer + self.hidden_size
 
+    @property
+    def fills_vectors(self) -> bool:
+        """True for what the compiled kernels take: sizes of whole vectors of 16, at most 16 heads to a key."""
+        sizes = (self.hidden_size, self.intermediate_size, self.head_dim // 2)
+        return self.num_heads // self.num_kv_heads <= 16 and not any(size % 16 for size in sizes)
+
     def kv_bytes_per_token(self, dtype: str) -> int:
         """K and V of one token over all layers: 2 * layers * kv_heads * head_dim * bytes."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]

@@ -89,10 +89,7 @@ def _runtime_bytes(config: EngineConfig, model: ModelConfig, dtype: str) -> int:
 
 def has_compiled_kernels(config: EngineConfig, model: ModelConfig) -> bool:
     """Whether an engine takes the compiled operations: they need shapes that fill vectors of sixteen, and a CPU."""
-    group = model.num_heads // model.num_kv_heads
-    sizes = (model.hidden_size, model.intermediate_size, model.head_dim // 2)
-    is_possible = config.kernels == "auto" and _is_on_cpu(config)
-    return is_possible and group <= 16 and not any(size % 16 for size in sizes)
+    return config.kernels == "auto" and _is_on_cpu(config) and model.fills_vectors
 
 
 def _is_on_cpu(config: EngineConfig) -> bool:
