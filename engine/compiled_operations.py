@@ -14,8 +14,9 @@ from engine.attention import Attention
 from engine.bulk_memory import aligned_empty
 from engine.config import ModelConfig
 from engine.forward_batch import ChunkRows, ForwardBatch, Indices
-from engine.kernels import amx, decode_attention, prefill_attention
+from engine.kernels import decode_attention, prefill_attention
 from engine.kernels.layer import layer_kernels
+from engine.kernels.products import unit
 from engine.kv_cache import Numbers, PagedKVCache, numbers_of
 from engine.layer_weights import LayerWeights
 from engine.row_buffer import RowBuffer
@@ -51,11 +52,12 @@ class CompiledOperations:
         self._cos, self._sin = numbers_of(cos), numbers_of(sin)
         self._kernels = layer_kernels(dtype.itemsize)
         self._group = config.num_heads // config.num_kv_heads
-        self._tiles = dtype == torch.bfloat16 and block_size % 16 == 0 and amx.is_available()
+        kind = unit() if dtype == torch.bfloat16 and block_size % 16 == 0 else None
         self._decode = decode_attention.attention_for(
-            self._group, config.head_dim, dtype.itemsize, self._tiles
+            self._group, config.head_dim, dtype.itemsize, kind == "tiles"
         )
-        self._prefill = None if self._tiles else Attention(dtype, cos.device)
+        self._prefill = prefill_attention.attend_by(kind) if kind else None
+        self._torch_prefill = Attention(dtype, cos.device)
         self._normed = RowBuffer(config.hidden_size, dtype)
         self._queries = RowBuffer(config.num_heads * config.head_dim, dtype)
         self._attended = RowBuffer(config.num_heads * config.head_dim, dtype)
@@ -128,14 +130,14 @@ class CompiledOperations:
     def _attend_prompt(self, index: int, chunk: ChunkRows, queries: torch.Tensor, out: torch.Tensor) -> None:
         config = self._config
         rows = slice(chunk.first_row, chunk.first_row + chunk.num_rows)
-        if self._prefill is not None:
+        if self._prefill is None:
             shape = (-1, config.num_kv_heads, self._group, config.head_dim)
             keys, values = self._cache.gather(index, chunk.table.runs(), chunk.num_tokens)
-            self._prefill(queries[rows].view(shape), keys, values, out[rows].view(shape))
+            self._torch_prefill(queries[rows].view(shape), keys, values, out[rows].view(shape))
             return
         key_numbers, value_numbers = self._cache.arrays(index)
         scratch = self._scratch_words(chunk.num_rows * self._group)
-        prefill_attention.attend(
+        self._prefill(
             numbers_of(queries[rows]), key_numbers, value_numbers, chunk.table.array(), numbers_of(out[rows]),
             config.num_heads, config.num_kv_heads, config.head_dim, self._cache.block_size,
             chunk.num_rows, chunk.num_tokens, scratch,

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.bulk_memory import aligned_empty
-from engine.kernels import amx, matmul
+from engine.kernels import matmul
+from engine.kernels.products import Unit, unit
 from engine.kv_cache import Numbers, numbers_of
 from engine.row_buffer import RowBuffer
 
@@ -18,8 +19,8 @@ _PACKED_FOR_ROWS = 16
 class Linear:
     """``rows (n, in)`` -> ``(n, out)`` by a weight ``(out, in)`` and an optional bias ``(out,)``.
 
-    On a CPU the weight is repacked once: into matrix tiles where the processor has them (``kernels`` "auto" and
-    bfloat16), else into oneDNN's blocked layout. Few rows (decode) and many (prefill) run from the same copy.
+    On a CPU the weight is repacked once: for the compiled product where the processor multiplies bfloat16 (``kernels``
+    "auto"), else into oneDNN's blocked layout. Few rows (decode) and many (prefill) run from the same copy.
     The result is valid until the next product of the same width in the same thread.
     """
 
@@ -34,9 +35,9 @@ def _product(
     weight: torch.Tensor, bias: torch.Tensor | None, kernels: str
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     on_cpu = weight.device.type == "cpu"
-    tiles = kernels == "auto" and on_cpu and weight.dtype == torch.bfloat16 and amx.is_available()
-    if tiles and matmul.fits(*weight.shape):
-        return _TileProduct(weight, bias)
+    compiled = kernels == "auto" and on_cpu and weight.dtype == torch.bfloat16 and matmul.fits(*weight.shape)
+    if compiled and (kind := unit()):
+        return _CompiledProduct(weight, bias, kind)
     if on_cpu and _can_pack(weight.dtype):
         return _OneDnnProduct(weight, bias)
     return lambda rows: F.linear(rows, weight, bias)
@@ -55,10 +56,11 @@ class _OneDnnProduct:
         return product
 
 
-class _TileProduct:
+class _CompiledProduct:
     """Its result is memory that the next product of the same width in the same thread writes to again."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kind: Unit) -> None:
+        self._multiply = matmul.multiply_by(kind)
         self._outputs, self._inputs = weight.shape
         self._weight = matmul.pack(numbers_of(weight).reshape(weight.shape))
         self._bias = np.empty(0, np.uint16) if bias is None else numbers_of(bias)
@@ -67,7 +69,7 @@ class _TileProduct:
         count = rows.shape[0]
         out, out_numbers = _workspace.rows(self._outputs).first(count)
         scratch = _workspace.words(matmul.scratch_words(count, self._inputs))
-        matmul.multiply(
+        self._multiply(
             numbers_of(rows),
             self._weight,
             self._bias,

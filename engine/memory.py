@@ -82,8 +82,9 @@ def memory_plan(config: EngineConfig, model: ModelConfig) -> MemoryPlan:
 
 def _runtime_bytes(config: EngineConfig, model: ModelConfig, dtype: str) -> int:
     compiled = has_compiled_kernels(config, model)
-    has_tiles = compiled and config.block_size % 16 == 0 and "amx_bf16" in cpu_flags()
-    has_products = _is_on_cpu(config) and dtype == "bfloat16" and not has_tiles
+    has_unit = not cpu_flags().isdisjoint({"amx_bf16", "avx512_bf16"})
+    is_compiled = compiled and config.block_size % 16 == 0 and has_unit
+    has_products = _is_on_cpu(config) and dtype == "bfloat16" and not is_compiled
     return RUNTIME_BYTES + compiled * KERNELS_BYTES + has_products * BFLOAT16_PRODUCTS_BYTES
 
 

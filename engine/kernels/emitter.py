@@ -26,7 +26,8 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-_BFLOATS = ir.VectorType(_BFloat(), LANES)
+BFLOAT = _BFloat()
+_BFLOATS = ir.VectorType(BFLOAT, LANES)
 _EXP2 = (1.00000007, 0.69314697, 0.2402212, 0.05550713, 0.00967554, 0.00132765)
 _COARSE_EXP2 = (0.99992807, 0.693261, 0.24261111, 0.05517157)
 """Polynomials of 2**f for f in [-0.5, 0.5], lowest power first, fitted for the smallest relative error."""
@@ -47,6 +48,16 @@ class Emitter:
     def spread(self, scalar: Any) -> Any:
         one = self.builder.insert_element(ir.Constant(FLOATS, ir.Undefined), scalar, INT(0))
         return self.builder.shuffle_vector(one, one, ir.Constant(INTS, [0] * LANES))
+
+    def spread_word(self, word: Any) -> Any:
+        """One 32-bit word sixteen times."""
+        one = self.builder.insert_element(ir.Constant(INTS, ir.Undefined), word, INT(0))
+        return self.builder.shuffle_vector(one, one, ir.Constant(INTS, [0] * LANES))
+
+    def dot_pairs(self, sums: Any, a: Any, b: Any) -> Any:
+        """sums + the product of each pair of bfloat16 of ``a`` and ``b`` (32 each), by AVX512-BF16."""
+        function = self.declared("llvm.x86.avx512bf16.dpbf16ps.512", [FLOATS, a.type, b.type], FLOATS)
+        return self.builder.call(function, [sums, a, b])
 
     def load(self, address: Any, kind: Any = FLOATS) -> Any:
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)

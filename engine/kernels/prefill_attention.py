@@ -6,20 +6,20 @@ that the second product reads. Scores, sums and outputs are float32; the softmax
 maximum (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Dao et al., https://arxiv.org/abs/2205.14135).
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from engine.kernels import amx
 from engine.kernels.prefill_vectors import (
-    COLUMNS,
     gather_columns,
     rescale,
     soften,
     transpose_pairs,
     write_columns,
 )
+from engine.kernels.products import COLUMNS, LINE_BYTES, Unit, products_of
 
 KEYS = 256
 """Keys in a block: scores of 32 columns and their weights stay in the nearest cache."""
@@ -77,198 +77,179 @@ def _transpose_values(
             transpose_pairs(last.ctypes.data, width, head_dim, target, _VALUE_STRIDE * 2)
 
 
-@njit(inline="always")
-def _scores(
-    keys_at: int,
-    table: Any,
-    block_size: int,
-    row_bytes: int,
-    first: int,
-    count: int,
-    packed_at: int,
-    half: int,
-    scores_at: int,
-) -> None:
-    """Scores of keys ``first .. first + count - 1`` (count a multiple of 32) for 32 columns, as (count, 32) float32."""
-    for key in range(0, count, 32):
-        place = first + key
-        upper = keys_at + (table[place // block_size] * block_size + place % block_size) * row_bytes
-        place += 16
-        # the second half of the last 32 keys may lie behind the block table: any key's row will do, it is masked
-        index = min(place // block_size, table.shape[0] - 1)
-        lower = keys_at + (table[index] * block_size + place % block_size) * row_bytes
-        amx.clear(0)
-        amx.clear(1)
-        amx.clear(2)
-        amx.clear(3)
-        for pair in range(0, half, 16):
-            right = packed_at + pair * COLUMNS * 4
-            amx.load_tile(4, upper + pair * 4, row_bytes)
-            amx.load_tile(5, lower + pair * 4, row_bytes)
-            amx.load_tile(6, right, COLUMNS * 4)
-            amx.load_tile(7, right + 64, COLUMNS * 4)
-            amx.multiply(0, 4, 6)
-            amx.multiply(1, 4, 7)
-            amx.multiply(2, 5, 6)
-            amx.multiply(3, 5, 7)
-        at = scores_at + key * COLUMNS * 4
-        amx.store_tile(0, at, COLUMNS * 4)
-        amx.store_tile(1, at + 64, COLUMNS * 4)
-        amx.store_tile(2, at + 16 * COLUMNS * 4, COLUMNS * 4)
-        amx.store_tile(3, at + 16 * COLUMNS * 4 + 64, COLUMNS * 4)
+@cache
+def attend_by(kind: Unit) -> Any:
+    """``attend`` for processors with that unit."""
+    products = products_of(kind)
+    begin, end, block_product = products.begin, products.end, products.block
 
-
-@njit(inline="always")
-def _add_values(transposed_at: int, head_dim: int, count: int, weights_at: int, sums_at: int) -> None:
-    """sums (head_dim, 32) += values^T (head_dim, count) @ weights (count, 32)."""
-    for d in range(0, head_dim, 32):
-        at = sums_at + d * COLUMNS * 4
-        amx.load_tile(0, at, COLUMNS * 4)
-        amx.load_tile(1, at + 64, COLUMNS * 4)
-        amx.load_tile(2, at + 16 * COLUMNS * 4, COLUMNS * 4)
-        amx.load_tile(3, at + 16 * COLUMNS * 4 + 64, COLUMNS * 4)
-        left = transposed_at + d * _VALUE_STRIDE * 2
+    @njit(inline="always")
+    def score(
+        keys_at: int,
+        table: Any,
+        block_size: int,
+        row_bytes: int,
+        first: int,
+        count: int,
+        packed_at: int,
+        half: int,
+        scores_at: int,
+    ) -> None:
+        """Scores of keys ``first .. first + count - 1`` (count a multiple of 32) for 32 columns, as (count, 32)."""
         for key in range(0, count, 32):
-            right = weights_at + key // 2 * COLUMNS * 4
-            amx.load_tile(4, left + key * 2, _VALUE_STRIDE * 2)
-            amx.load_tile(5, left + 16 * _VALUE_STRIDE * 2 + key * 2, _VALUE_STRIDE * 2)
-            amx.load_tile(6, right, COLUMNS * 4)
-            amx.load_tile(7, right + 64, COLUMNS * 4)
-            amx.multiply(0, 4, 6)
-            amx.multiply(1, 4, 7)
-            amx.multiply(2, 5, 6)
-            amx.multiply(3, 5, 7)
-        amx.store_tile(0, at, COLUMNS * 4)
-        amx.store_tile(1, at + 64, COLUMNS * 4)
-        amx.store_tile(2, at + 16 * COLUMNS * 4, COLUMNS * 4)
-        amx.store_tile(3, at + 16 * COLUMNS * 4 + 64, COLUMNS * 4)
+            place = first + key
+            upper = keys_at + (table[place // block_size] * block_size + place % block_size) * row_bytes
+            place += 16
+            # the second half of the last 32 keys may lie behind the block table: any row will do, it is masked
+            index = min(place // block_size, table.shape[0] - 1)
+            lower = keys_at + (table[index] * block_size + place % block_size) * row_bytes
+            block_product(
+                upper, lower, row_bytes, 64, packed_at, 64, LINE_BYTES, 16 * LINE_BYTES, half // 16,
+                scores_at + key * LINE_BYTES, 0,
+            )  # fmt: skip
 
+    @njit(inline="always")
+    def add_values(transposed_at: int, head_dim: int, count: int, weights_at: int, sums_at: int) -> None:
+        """sums (head_dim, 32) += values^T (head_dim, count) @ weights (count, 32)."""
+        line = _VALUE_STRIDE * 2
+        for d in range(0, head_dim, 32):
+            left = transposed_at + d * line
+            block_product(
+                left, left + 16 * line, line, 64, weights_at, 64, LINE_BYTES, 16 * LINE_BYTES, count // 32,
+                sums_at + d * LINE_BYTES, 1,
+            )  # fmt: skip
 
-@njit(nogil=True, cache=True, fastmath={"contract"})
-def attend(
-    queries: Any,
-    keys: Any,
-    values: Any,
-    table: Any,
-    out: Any,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    num_new: int,
-    num_keys: int,
-    scratch: Any,
-) -> None:
-    """Write the attention of a sequence's last ``num_new`` of ``num_keys`` tokens to ``out``.
+    @njit(nogil=True, cache=True, fastmath={"contract"})
+    def attend(
+        queries: Any,
+        keys: Any,
+        values: Any,
+        table: Any,
+        out: Any,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_new: int,
+        num_keys: int,
+        scratch: Any,
+    ) -> None:
+        """Write the attention of a sequence's last ``num_new`` of ``num_keys`` tokens to ``out``.
 
-    ``queries`` and ``out``: flat uint16 of (num_new, num_heads, head_dim); ``keys`` and ``values``: flat uint16 of one
-    layer's (num_blocks, block_size, num_kv_heads, head_dim); ``table``: int64 block table. ``head_dim`` must be a
-    multiple of 32 and ``block_size`` of 16. ``scratch``: int32 of at least ``scratch_words``.
-    """
-    group = num_heads // num_kv_heads
-    half = head_dim // 2
-    row = num_kv_heads * head_dim
-    start = num_keys - num_new
-    num_columns = num_new * group
-    num_tiles = -(-num_columns // COLUMNS)
-    scale = np.float32(_LOG2_E / np.sqrt(np.float32(head_dim)))
-    used = head_dim * _VALUE_STRIDE // 2
-    transposed = scratch[:used].view(np.uint16)
-    scores = scratch[used : used + KEYS * COLUMNS].view(np.float32)
-    used += KEYS * COLUMNS
-    weights = scratch[used : used + KEYS * COLUMNS // 2]
-    used += KEYS * COLUMNS // 2
-    factor = scratch[used : used + COLUMNS]
-    used += COLUMNS
-    packed = scratch[used : used + num_tiles * half * COLUMNS]
-    used += num_tiles * half * COLUMNS
-    sums = scratch[used : used + num_tiles * head_dim * COLUMNS].view(np.float32)
-    used += num_tiles * head_dim * COLUMNS
-    maxima = scratch[used : used + num_tiles * COLUMNS].view(np.float32)
-    used += num_tiles * COLUMNS
-    totals = scratch[used : used + num_tiles * COLUMNS].view(np.float32)
-    places, inverse = np.empty(COLUMNS, np.int64), np.empty(COLUMNS, np.float32)
-    token_bytes, head_bytes = num_heads * head_dim * 2, head_dim * 2
-    amx.configure()
-    for head in range(num_kv_heads):
-        base = head * head_dim
-        sums[:] = 0.0
-        totals[:] = 0.0
-        maxima[:] = _NEVER
-        for tile in range(num_tiles):
-            first = tile * COLUMNS
-            _addresses(
-                queries.ctypes.data + head * head_bytes * group,
-                first,
-                num_columns,
-                group,
-                token_bytes,
-                head_bytes,
-                places,
-            )
-            gather_columns(places.ctypes.data, half, packed.ctypes.data + tile * half * COLUMNS * 4)
-        # Keys outside, columns inside: a block of keys and values is read once for all columns.
-        for block in range(0, num_keys, KEYS):
-            live = min(KEYS, num_keys - block)
-            count = -(-live // 32) * 32
-            _transpose_values(values, table, block_size, row, base, head_dim, block, live, count, transposed)
-            first_tile = max(0, block - start) * group // COLUMNS  # earlier columns see none of these keys
-            for tile in range(first_tile, num_tiles):
+        ``queries`` and ``out``: flat uint16 of (num_new, num_heads, head_dim); ``keys`` and ``values``: flat uint16 of
+        one layer's (num_blocks, block_size, num_kv_heads, head_dim); ``table``: int64 block table. ``head_dim`` must
+        be a multiple of 32 and ``block_size`` of 16. ``scratch``: int32 of at least ``scratch_words``.
+        """
+        group = num_heads // num_kv_heads
+        half = head_dim // 2
+        row = num_kv_heads * head_dim
+        start = num_keys - num_new
+        num_columns = num_new * group
+        num_tiles = -(-num_columns // COLUMNS)
+        scale = np.float32(_LOG2_E / np.sqrt(np.float32(head_dim)))
+        used = head_dim * _VALUE_STRIDE // 2
+        transposed = scratch[:used].view(np.uint16)
+        scores = scratch[used : used + KEYS * COLUMNS].view(np.float32)
+        used += KEYS * COLUMNS
+        weights = scratch[used : used + KEYS * COLUMNS // 2]
+        used += KEYS * COLUMNS // 2
+        factor = scratch[used : used + COLUMNS]
+        used += COLUMNS
+        packed = scratch[used : used + num_tiles * half * COLUMNS]
+        used += num_tiles * half * COLUMNS
+        sums = scratch[used : used + num_tiles * head_dim * COLUMNS].view(np.float32)
+        used += num_tiles * head_dim * COLUMNS
+        maxima = scratch[used : used + num_tiles * COLUMNS].view(np.float32)
+        used += num_tiles * COLUMNS
+        totals = scratch[used : used + num_tiles * COLUMNS].view(np.float32)
+        places, inverse = np.empty(COLUMNS, np.int64), np.empty(COLUMNS, np.float32)
+        token_bytes, head_bytes = num_heads * head_dim * 2, head_dim * 2
+        begin()
+        for head in range(num_kv_heads):
+            base = head * head_dim
+            sums[:] = 0.0
+            totals[:] = 0.0
+            maxima[:] = _NEVER
+            for tile in range(num_tiles):
                 first = tile * COLUMNS
-                last = min(first + COLUMNS, num_columns) - 1
-                lowest = start + first // group - block  # last key here that every column may see
-                seen = min(live, start + last // group + 1 - block)
-                if seen <= 0:
-                    continue
-                count = -(-seen // 32) * 32
-                _scores(
-                    keys.ctypes.data + base * 2,
-                    table,
-                    block_size,
-                    row * 2,
-                    block,
-                    count,
-                    packed.ctypes.data + tile * half * COLUMNS * 4,
-                    half,
-                    scores.ctypes.data,
+                _addresses(
+                    queries.ctypes.data + head * head_bytes * group,
+                    first,
+                    num_columns,
+                    group,
+                    token_bytes,
+                    head_bytes,
+                    places,
                 )
-                if count > lowest + 1:
-                    for column in range(COLUMNS):
-                        limit = start + min(first + column, last) // group - block
-                        for key in range(max(0, limit + 1), count):
-                            scores[key * COLUMNS + column] = _NEVER
-                maximum_at = maxima.ctypes.data + tile * COLUMNS * 4
-                total_at = totals.ctypes.data + tile * COLUMNS * 4
-                sums_at = sums.ctypes.data + tile * head_dim * COLUMNS * 4
-                soften(
-                    scores.ctypes.data,
-                    count,
-                    scale,
-                    maximum_at,
-                    total_at,
-                    factor.ctypes.data,
-                    weights.ctypes.data,
+                gather_columns(places.ctypes.data, half, packed.ctypes.data + tile * half * LINE_BYTES)
+            # Keys outside, columns inside: a block of keys and values is read once for all columns.
+            for block in range(0, num_keys, KEYS):
+                live = min(KEYS, num_keys - block)
+                count = -(-live // 32) * 32
+                _transpose_values(
+                    values, table, block_size, row, base, head_dim, block, live, count, transposed
                 )
-                if block:
-                    rescale(sums_at, head_dim, factor.ctypes.data)
-                _add_values(transposed.ctypes.data, head_dim, count, weights.ctypes.data, sums_at)
-        for tile in range(num_tiles):
-            first = tile * COLUMNS
-            _addresses(
-                out.ctypes.data + head * head_bytes * group,
-                first,
-                num_columns,
-                group,
-                token_bytes,
-                head_bytes,
-                places,
-            )
-            for lane in range(COLUMNS):
-                inverse[lane] = np.float32(1.0) / totals[first + lane]
-            write_columns(
-                sums.ctypes.data + tile * head_dim * COLUMNS * 4,
-                head_dim,
-                inverse.ctypes.data,
-                places.ctypes.data,
-            )
-    amx.release()
+                first_tile = (
+                    max(0, block - start) * group // COLUMNS
+                )  # earlier columns see none of these keys
+                for tile in range(first_tile, num_tiles):
+                    first = tile * COLUMNS
+                    last = min(first + COLUMNS, num_columns) - 1
+                    lowest = start + first // group - block  # last key here that every column may see
+                    seen = min(live, start + last // group + 1 - block)
+                    if seen <= 0:
+                        continue
+                    count = -(-seen // 32) * 32
+                    score(
+                        keys.ctypes.data + base * 2,
+                        table,
+                        block_size,
+                        row * 2,
+                        block,
+                        count,
+                        packed.ctypes.data + tile * half * LINE_BYTES,
+                        half,
+                        scores.ctypes.data,
+                    )
+                    if count > lowest + 1:
+                        for column in range(COLUMNS):
+                            limit = start + min(first + column, last) // group - block
+                            for key in range(max(0, limit + 1), count):
+                                scores[key * COLUMNS + column] = _NEVER
+                    maximum_at = maxima.ctypes.data + tile * LINE_BYTES
+                    total_at = totals.ctypes.data + tile * LINE_BYTES
+                    sums_at = sums.ctypes.data + tile * head_dim * LINE_BYTES
+                    soften(
+                        scores.ctypes.data,
+                        count,
+                        scale,
+                        maximum_at,
+                        total_at,
+                        factor.ctypes.data,
+                        weights.ctypes.data,
+                    )
+                    if block:
+                        rescale(sums_at, head_dim, factor.ctypes.data)
+                    add_values(transposed.ctypes.data, head_dim, count, weights.ctypes.data, sums_at)
+            for tile in range(num_tiles):
+                first = tile * COLUMNS
+                _addresses(
+                    out.ctypes.data + head * head_bytes * group,
+                    first,
+                    num_columns,
+                    group,
+                    token_bytes,
+                    head_bytes,
+                    places,
+                )
+                for lane in range(COLUMNS):
+                    inverse[lane] = np.float32(1.0) / totals[first + lane]
+                write_columns(
+                    sums.ctypes.data + tile * head_dim * LINE_BYTES,
+                    head_dim,
+                    inverse.ctypes.data,
+                    places.ctypes.data,
+                )
+        end()
+
+    return attend

@@ -11,9 +11,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.kernels.emitter import INT, LANES, WORD, Emitter
-
-COLUMNS = 32
-_LINE = COLUMNS * 4
+from engine.kernels.products import COLUMNS
+from engine.kernels.products import LINE_BYTES as _LINE
 
 
 @intrinsic

@@ -1,6 +1,7 @@
 """Compiled kernels against the same arithmetic in torch, in float64."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,17 +13,21 @@ from engine.bulk_memory import aligned_empty
 from engine.compiled_operations import CompiledOperations, supports
 from engine.config import ModelConfig
 from engine.forward_batch import ChunkRows, ForwardBatch
-from engine.kernels import amx, decode_attention, matmul, prefill_attention
+from engine.kernels import decode_attention, matmul, prefill_attention
 from engine.kernels.layer import layer_kernels
+from engine.kernels.products import Unit, runs, unit
 from engine.kv_cache import PagedKVCache, numbers_of
 from engine.model import rope_tables
 from engine.torch_operations import TorchOperations
 from engine.weights import load_model
 from tests.engine.helpers import full_logits, make_prompt, write_checkpoint
 
-needs_tiles = pytest.mark.skipif(
-    not amx.is_available(), reason="this processor has no AMX tiles for bfloat16"
-)
+KINDS = [
+    pytest.param(
+        kind, marks=pytest.mark.skipif(not runs(kind), reason=f"this processor has no bfloat16 {kind}")
+    )
+    for kind in get_args(Unit)
+]
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2}
 
 
@@ -112,8 +117,8 @@ def test_a_decode_row_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
         assert torch.equal(operations.attend(0, row, alone)[0], together[chunk.first_row])
 
 
-@needs_tiles
-def test_tile_attention_reads_nothing_behind_the_last_key() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_attention_reads_nothing_behind_the_last_key(kind: Unit) -> None:
     """NaN in every place that is no key of the sequence changes nothing."""
     torch.manual_seed(3)
     config = make_config(6, 2, 64)
@@ -130,7 +135,7 @@ def test_tile_attention_reads_nothing_behind_the_last_key() -> None:
         queries = torch.ones(20, config.num_heads, config.head_dim, dtype=torch.bfloat16)
         out = torch.zeros_like(queries)
         scratch = aligned_empty(prefill_attention.scratch_words(20 * 3, 64), np.int32)
-        prefill_attention.attend(
+        prefill_attention.attend_by(kind)(
             numbers_of(queries),
             keys,
             values,
@@ -148,11 +153,11 @@ def test_tile_attention_reads_nothing_behind_the_last_key() -> None:
     assert torch.equal(*outs)
 
 
-@needs_tiles
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [(32, 32), (96, 576), (688 * 2, 256), (256, 688), (64, 50)])
-@pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 33, 64, 513, 600])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 8, 9, 15, 16, 17, 33, 64, 513, 600])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_matmul(sizes: tuple[int, int], num_rows: int, with_bias: bool) -> None:
+def test_matmul(kind: Unit, sizes: tuple[int, int], num_rows: int, with_bias: bool) -> None:
     torch.manual_seed(4)
     weight = torch.randn(sizes, dtype=torch.bfloat16) / sizes[1] ** 0.5
     bias = torch.randn(sizes[0], dtype=torch.bfloat16)
@@ -161,7 +166,7 @@ def test_matmul(sizes: tuple[int, int], num_rows: int, with_bias: bool) -> None:
     scratch = aligned_empty(matmul.scratch_words(num_rows, sizes[1]), np.int32)
     used_bias = numbers_of(bias) if with_bias else np.empty(0, np.uint16)
     packed = matmul.pack(numbers_of(weight).reshape(sizes))
-    matmul.multiply(
+    matmul.multiply_by(kind)(
         numbers_of(rows), packed, used_bias, num_rows, sizes[1], sizes[0], numbers_of(out), scratch
     )
     expected = rows.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
@@ -242,9 +247,9 @@ def test_scratch_of_decode_is_enough() -> None:
         assert (scratch[needed:] == 7.0).all()
 
 
-@needs_tiles
+@pytest.mark.skipif(unit() is None, reason="this processor does not multiply bfloat16")
 def test_chunking_and_company_change_no_bit(tmp_path: Path) -> None:
-    """In matrix tiles every row is summed in one order: alone, in a batch, in chunks or at once."""
+    """Every row is summed in one order: alone, in a batch, in chunks or at once."""
     write_checkpoint(tmp_path, hidden_size=96, intermediate_size=160, head_dim=32, vocab_size=224)
     loaded = load_model(tmp_path, "bfloat16")
     tokens = make_prompt(600)
