@@ -21,6 +21,19 @@ def aligned_empty(size: int, dtype: Any) -> Any:
     return raw[first : first + num_bytes].view(dtype)
 
 
+class Scratch:
+    """Numbers to work in, in memory that is used again and again and grows when more are asked for."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._memory = aligned_empty(0, dtype)
+
+    def first(self, count: int) -> Any:
+        """A flat array of at least ``count`` numbers, with whatever was written to it before."""
+        if len(self._memory) < count:
+            self._memory = aligned_empty(count * 5 // 4, self._memory.dtype)
+        return self._memory
+
+
 def _huge_pages(num_bytes: int) -> Any:
     """Zeroed memory of its own mapping; pages appear when written. Small pages where the system has no huge ones."""
     mapping = mmap.mmap(-1, num_bytes + _LINE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

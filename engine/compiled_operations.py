@@ -1,22 +1,21 @@
 """What a layer does between its matrix products, in compiled code on a CPU: each in one pass over memory.
 
 Attention reads the paged cache where it lies. Decode rows of a whole batch are one call; prompts go through matrix
-tiles where the processor has them, else through torch. Results of a row do not depend on the other rows.
+tiles where the processor has them. Results of a row do not depend on the other rows; without tiles, nor on whether the
+row is a decode step, part of a prompt or computed again.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from engine.attention import Attention
-from engine.bulk_memory import aligned_empty
+from engine.bulk_memory import Scratch
 from engine.config import ModelConfig
 from engine.forward_batch import ChunkRows, ForwardBatch, Indices
-from engine.kernels import decode_attention, prefill_attention
+from engine.kernels import decode_attention, prefill_attention, prompt_attention
 from engine.kernels.layer import layer_kernels
-from engine.kernels.products import unit
+from engine.kernels.products import runs
 from engine.kv_cache import Numbers, PagedKVCache, numbers_of
 from engine.layer_weights import LayerWeights
 from engine.row_buffer import RowBuffer
@@ -28,7 +27,7 @@ def supports(config: ModelConfig, device: torch.device) -> bool:
 
 
 class _Decodes:
-    """The chunks of one row, as arrays: block tables one after another, and where each begins."""
+    """Chunks of one row, as arrays: block tables one after another, and where each begins."""
 
     def __init__(self, chunks: Sequence[ChunkRows]) -> None:
         tables = [chunk.table.array() for chunk in chunks]
@@ -52,20 +51,18 @@ class CompiledOperations:
         self._cos, self._sin = numbers_of(cos), numbers_of(sin)
         self._kernels = layer_kernels(dtype.itemsize)
         self._group = config.num_heads // config.num_kv_heads
-        kind = unit() if dtype == torch.bfloat16 and block_size % 16 == 0 else None
-        self._decode = decode_attention.attention_for(
-            self._group, config.head_dim, dtype.itemsize, kind == "tiles"
-        )
-        self._prefill = prefill_attention.attend_by(kind) if kind else None
-        self._torch_prefill = Attention(dtype, cos.device)
+        products = _products(dtype, block_size)
+        heads = self._group, config.head_dim, dtype.itemsize
+        self._decode = decode_attention.attention_for(*heads, products)
+        self._prompt = prompt_attention.attention_for(*heads, products == "pairs")
+        self._tile_prompt = prefill_attention.attend_by("tiles") if products == "tiles" else None
         self._normed = RowBuffer(config.hidden_size, dtype)
         self._queries = RowBuffer(config.num_heads * config.head_dim, dtype)
         self._attended = RowBuffer(config.num_heads * config.head_dim, dtype)
         self._activated = RowBuffer(config.intermediate_size, dtype)
         self._nothing = numbers_of(torch.empty(0, dtype=dtype))
         self._weights: dict[int, Numbers] = {}
-        self._floats = np.empty(0, np.float32)
-        self._words = np.empty(0, np.int32)
+        self._floats, self._words = Scratch(np.float32), Scratch(np.int32)
         self._planned: tuple[Sequence[ChunkRows], list[ChunkRows], _Decodes | None] = ((), [], None)
 
     def begin(self, batch: ForwardBatch, cache: PagedKVCache) -> None:
@@ -104,15 +101,18 @@ class CompiledOperations:
         """``queries (n, heads, head_dim)`` -> ``(n, heads * head_dim)``, each sequence over its own keys."""
         config, cache = self._config, self._cache
         if chunks is not self._planned[0]:
-            singles = [chunk for chunk in chunks if chunk.num_rows == 1]
-            prompts = [chunk for chunk in chunks if chunk.num_rows > 1]
+            singles = [chunk for chunk in chunks if self._takes_decode_kernel(chunk)]
+            prompts = [chunk for chunk in chunks if not self._takes_decode_kernel(chunk)]
             self._planned = chunks, prompts, _Decodes(singles) if singles else None
         _, prompts, decodes = self._planned
         out, out_numbers = self._attended.first(queries.shape[0])
         numbers = numbers_of(queries)
         keys, values = cache.arrays(index)
         if decodes is not None:
-            scratch = self._scratch_floats(int(decodes.num_keys.max()))
+            most_keys = int(decodes.num_keys.max())
+            scratch = self._floats.first(
+                decode_attention.scratch_floats(self._group, config.num_kv_heads, config.head_dim, most_keys)
+            )
             self._decode(
                 numbers, keys, values, decodes.tables, decodes.first_blocks, decodes.num_keys, decodes.rows,
                 out_numbers, config.num_kv_heads, cache.block_size, scratch,
@@ -127,21 +127,23 @@ class CompiledOperations:
         self._kernels.silu_multiply(numbers_of(gate_up), self._config.intermediate_size, out_numbers)
         return out
 
+    def _takes_decode_kernel(self, chunk: ChunkRows) -> bool:
+        """One row, but not of a prompt where the prompts' kernel sums in another order."""
+        return chunk.num_rows == 1 and not (self._tile_prompt and chunk.is_prefill)
+
     def _attend_prompt(self, index: int, chunk: ChunkRows, queries: torch.Tensor, out: torch.Tensor) -> None:
-        config = self._config
+        config, cache = self._config, self._cache
         rows = slice(chunk.first_row, chunk.first_row + chunk.num_rows)
-        if self._prefill is None:
-            shape = (-1, config.num_kv_heads, self._group, config.head_dim)
-            keys, values = self._cache.gather(index, chunk.table.runs(), chunk.num_tokens)
-            self._torch_prefill(queries[rows].view(shape), keys, values, out[rows].view(shape))
+        keys, values = cache.arrays(index)
+        numbers = numbers_of(queries[rows]), keys, values, chunk.table.array(), numbers_of(out[rows])
+        lengths = cache.block_size, chunk.num_rows, chunk.num_tokens
+        if self._tile_prompt is not None:
+            needed = prefill_attention.scratch_words(chunk.num_rows * self._group, config.head_dim)
+            heads = config.num_heads, config.num_kv_heads, config.head_dim
+            self._tile_prompt(*numbers, *heads, *lengths, self._words.first(needed))
             return
-        key_numbers, value_numbers = self._cache.arrays(index)
-        scratch = self._scratch_words(chunk.num_rows * self._group)
-        self._prefill(
-            numbers_of(queries[rows]), key_numbers, value_numbers, chunk.table.array(), numbers_of(out[rows]),
-            config.num_heads, config.num_kv_heads, config.head_dim, self._cache.block_size,
-            chunk.num_rows, chunk.num_tokens, scratch,
-        )  # fmt: skip
+        needed = prompt_attention.scratch_floats(config.head_dim, chunk.num_tokens)
+        self._prompt(*numbers, config.num_kv_heads, *lengths, self._floats.first(needed))
 
     def _weight(self, weight: torch.Tensor | None) -> Numbers:
         """A norm's weight as an array, looked up: there are two or four in every layer of every step."""
@@ -152,15 +154,9 @@ class CompiledOperations:
             numbers = self._weights[weight.data_ptr()] = numbers_of(weight)
         return numbers
 
-    def _scratch_floats(self, max_keys: int) -> Any:
-        config = self._config
-        needed = decode_attention.scratch_floats(self._group, config.num_kv_heads, config.head_dim, max_keys)
-        if len(self._floats) < needed:
-            self._floats = aligned_empty(needed * 5 // 4, np.float32)
-        return self._floats
 
-    def _scratch_words(self, num_columns: int) -> Any:
-        needed = prefill_attention.scratch_words(num_columns, self._config.head_dim)
-        if len(self._words) < needed:
-            self._words = aligned_empty(needed, np.int32)
-        return self._words
+def _products(dtype: torch.dtype, block_size: int) -> decode_attention.Products:
+    """How attention multiplies: by the fastest that this processor has for the dtype."""
+    if dtype == torch.bfloat16 and block_size % 16 == 0 and runs("tiles"):
+        return "tiles"
+    return "pairs" if dtype == torch.bfloat16 and block_size % 2 == 0 and runs("vectors") else "floats"

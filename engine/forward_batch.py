@@ -20,6 +20,7 @@ class ChunkRows:
     num_logits: int  # of how many rows, counted from the last, the logits are wanted
     num_tokens: int  # keys in the cache when this chunk is written: its own are the last ``num_rows``
     table: BlockTable
+    is_prefill: bool  # of a prompt, or computed again: not the one token after the last
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,8 @@ def _runtime_bytes(config: EngineConfig, model: ModelConfig, dtype: str) -> int:
 
 
 def has_compiled_kernels(config: EngineConfig, model: ModelConfig) -> bool:
-    """Whether an engine takes the compiled operations: they need shapes that fill vectors of sixteen, and a CPU."""
-    return config.kernels == "auto" and _is_on_cpu(config) and model.fills_vectors
+    """Whether an engine takes the compiled operations: one thread of a CPU, and shapes that fill vectors of sixteen."""
+    return config.kernels_in_use == "auto" and _is_on_cpu(config) and model.fills_vectors
 
 
 def _is_on_cpu(config: EngineConfig) -> bool:

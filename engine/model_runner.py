@@ -55,7 +55,15 @@ class ModelRunner:
         for chunk in batch.chunks:
             sequence, end = chunk.sequence, chunk.start + chunk.num_tokens
             table = sequence.block_table
-            chunks.append(ChunkRows(len(token_ids), chunk.num_tokens, int(chunk.samples), end, table))
+            rows = ChunkRows(
+                first_row=len(token_ids),
+                num_rows=chunk.num_tokens,
+                num_logits=int(chunk.samples),
+                num_tokens=end,
+                table=table,
+                is_prefill=chunk.is_prefill,
+            )
+            chunks.append(rows)
             token_ids += sequence.token_ids[chunk.start : end]
             positions.append(np.arange(chunk.start, end, dtype=np.int64))
             slots.append(self._slots(chunk))

@@ -25,8 +25,16 @@ class Tokenizer(Protocol):
         """Tokens that end a sequence."""
         ...
 
+    @property
+    def longest_token_bytes(self) -> int:
+        """No token stands for more bytes of text than this."""
+        ...
+
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, with the special tokens that the model expects at its start."""
+        """Ids of a prompt, with the special tokens that the model expects at its start.
+
+        A long text takes seconds; other threads run meanwhile.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -87,6 +95,9 @@ class TextTokenizer:
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
         self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        # a byte-level token has one character for each byte
+        sizes = (len(t) if self._is_byte_level else len(t.encode()) for t in tokenizer.get_vocab())
+        self._longest_token_bytes = max(sizes, default=1)
 
     @property
     def vocab_size(self) -> int:
@@ -96,8 +107,12 @@ class TextTokenizer:
     def eos_token_ids(self) -> tuple[int, ...]:
         return self._eos_token_ids
 
+    @property
+    def longest_token_bytes(self) -> int:
+        return self._longest_token_bytes
+
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        return self._ids(text, add_special_tokens=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids)))
@@ -106,7 +121,11 @@ class TextTokenizer:
         return self._chat_template.render(messages)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return list(self._tokenizer.encode(self.apply_chat_template(messages), add_special_tokens=False).ids)
+        return self._ids(self.apply_chat_template(messages), add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """A batch of one, because ``encode`` keeps the interpreter's lock all the time."""
+        return list(self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def detokenizer(self) -> Detokenizer:
         if self._is_byte_level:
@@ -147,6 +166,10 @@ class ByteTokenizer:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return self._eos_token_ids
+
+    @property
+    def longest_token_bytes(self) -> int:
+        return 1
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -6,13 +6,25 @@ column per query head, for as many key heads as fit.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numba import njit
 
 from engine.kernels import amx
-from engine.kernels.decode_vectors import add_values, dot_keys, prefetch, to_floats, weigh, write_scaled
+from engine.kernels.decode_vectors import (
+    add_value_pairs,
+    add_values,
+    dot_keys,
+    prefetch,
+    to_floats,
+    weigh,
+    write_scaled,
+)
+
+Products = Literal["floats", "pairs", "tiles"]
+"""How scores are multiplied: float32 by float32, bfloat16 by bfloat16 two by two, or in matrix tiles. "pairs" takes the
+values two by two as well, with weights rounded to bfloat16."""
 
 COLUMNS = 16
 _AHEAD = 2  # blocks asked for before they are used
@@ -71,13 +83,15 @@ def _distance(tables: Any, block: int, exists: bool) -> int:
 
 
 @cache
-def attention_for(group: int, head_dim: int, number_bytes: int, tiles: bool) -> Any:
+def attention_for(group: int, head_dim: int, number_bytes: int, products: Products) -> Any:
     """``attend`` for so many query heads to a key head (at most 16) and numbers so long.
 
-    ``head_dim`` is a multiple of 16. ``tiles``: scores by matrix tiles; numbers are bfloat16, ``head_dim`` a multiple
-    of 32 and the block size one of 16.
+    ``head_dim`` is a multiple of 32. Without "floats" numbers are bfloat16, and the block size is even; with "tiles" it
+    is a multiple of 16.
     """
     per_line = COLUMNS // group
+    tiles, pairs = products == "tiles", products == "pairs"
+    query_bytes = 2 if pairs else 4
 
     @njit(nogil=True, cache=True, fastmath={"contract"})
     def attend(
@@ -119,8 +133,10 @@ def attention_for(group: int, head_dim: int, number_bytes: int, tiles: bool) -> 
             if tiles:
                 _pack_queries(queries, at, num_kv_heads, group, head_dim, packed)
             else:
-                numbers_at = queries.ctypes.data + at * number_bytes
-                to_floats(number_bytes, numbers_at, num_kv_heads * size, query.ctypes.data)
+                query_at = queries.ctypes.data + at * number_bytes
+                if not pairs:
+                    to_floats(number_bytes, query_at, num_kv_heads * size, query.ctypes.data)
+                    query_at = query.ctypes.data
                 scores[: num_lines * line_floats] = 0.0
             sums[:] = 0.0
             # Blocks outside, heads inside: memory is read in the order in which it lies.
@@ -152,7 +168,8 @@ def attention_for(group: int, head_dim: int, number_bytes: int, tiles: bool) -> 
                             group,
                             head_dim,
                             number_bytes,
-                            query.ctypes.data + head * size * 4,
+                            pairs,
+                            query_at + head * size * query_bytes,
                             source,
                             stride,
                             live,
@@ -176,17 +193,13 @@ def attention_for(group: int, head_dim: int, number_bytes: int, tiles: bool) -> 
                         + (head // per_line * line_floats + first * COLUMNS + head % per_line * group) * 4
                     )
                     source = place + head * head_dim * number_bytes
-                    add_values(
-                        group,
-                        head_dim,
-                        number_bytes,
-                        weights,
-                        source,
-                        stride,
-                        live,
-                        sums.ctypes.data + head * size * 4,
-                        ahead,
-                    )
+                    sums_at = sums.ctypes.data + head * size * 4
+                    if pairs:
+                        add_value_pairs(group, head_dim, weights, source, stride, live, sums_at, ahead)
+                    else:
+                        add_values(
+                            group, head_dim, number_bytes, weights, source, stride, live, sums_at, ahead
+                        )
             for head in range(num_kv_heads):
                 for member in range(group):
                     column = head // per_line * COLUMNS + head % per_line * group + member

@@ -3,9 +3,11 @@
 Used where a loop in Python is not turned into such code by itself. Addresses are integers.
 """
 
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 
 LANES = 16
 INT, WORD, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -27,10 +29,16 @@ class _BFloat(ir.Type):
 
 
 BFLOAT = _BFloat()
-_BFLOATS = ir.VectorType(BFLOAT, LANES)
+_BFLOATS, PAIRS_OF_BFLOATS = (ir.VectorType(BFLOAT, count) for count in (LANES, 2 * LANES))
 _EXP2 = (1.00000007, 0.69314697, 0.2402212, 0.05550713, 0.00967554, 0.00132765)
 _COARSE_EXP2 = (0.99992807, 0.693261, 0.24261111, 0.05517157)
 """Polynomials of 2**f for f in [-0.5, 0.5], lowest power first, fitted for the smallest relative error."""
+
+
+@cache
+def converts_to_bfloat16() -> bool:
+    """True if this processor has AVX512-BF16."""
+    return bool(binding.get_host_cpu_features().get("avx512bf16"))
 
 
 class Emitter:
@@ -54,10 +62,20 @@ class Emitter:
         one = self.builder.insert_element(ir.Constant(INTS, ir.Undefined), word, INT(0))
         return self.builder.shuffle_vector(one, one, ir.Constant(INTS, [0] * LANES))
 
+    def multiply_add(self, a: Any, b: Any, total: Any, pairs: bool) -> Any:
+        """``total`` + a * b of float32; ``pairs``: of both halves of 32-bit words of bfloat16, one after the other."""
+        if not pairs:
+            return self.fused(a, b, total)
+        return self.dot_pairs(total, *(self.builder.bitcast(each, PAIRS_OF_BFLOATS) for each in (a, b)))
+
     def dot_pairs(self, sums: Any, a: Any, b: Any) -> Any:
         """sums + the product of each pair of bfloat16 of ``a`` and ``b`` (32 each), by AVX512-BF16."""
         function = self.declared("llvm.x86.avx512bf16.dpbf16ps.512", [FLOATS, a.type, b.type], FLOATS)
         return self.builder.call(function, [sums, a, b])
+
+    def spread_from(self, address: Any) -> Any:
+        """The 32-bit word at an address in all lanes."""
+        return self.spread(self.builder.load(self.builder.inttoptr(address, FLOAT.as_pointer()), align=4))
 
     def load(self, address: Any, kind: Any = FLOATS) -> Any:
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)
@@ -131,9 +149,24 @@ class Emitter:
         self.builder.call(function, arguments)
 
     def sum(self, value: Any) -> Any:
-        """The sixteen added up."""
-        function = self.declared("llvm.vector.reduce.fadd.v16f32", [FLOAT, FLOATS], FLOAT)
-        return self.builder.call(function, [FLOAT(0.0), value], fastmath=("reassoc",))
+        """The sixteen added up: half to half, until one is left."""
+        count = LANES
+        while count > 1:
+            count //= 2
+            kind = ir.VectorType(INT, count)
+            low, high = (ir.Constant(kind, list(range(first, first + count))) for first in (0, count))
+            value = self.builder.fadd(
+                self.builder.shuffle_vector(value, value, low),
+                self.builder.shuffle_vector(value, value, high),
+            )
+        return self.builder.extract_element(value, INT(0))
+
+    def summed(self, lane: Callable[[int], Sequence[Any]], first: int = 0, step: int = 1) -> list[Any]:
+        """What ``sum`` gives, bit for bit, of vectors whose lane l is in ``lane(l)``: several sums side by side."""
+        if step == LANES:
+            return list(lane(first))
+        halves = (self.summed(lane, at, 2 * step) for at in (first, first + step))
+        return [self.builder.fadd(one, other) for one, other in zip(*halves, strict=True)]
 
     def offset(self, address: Any, count: Any, size: int) -> Any:
         """``address + count * size``."""
@@ -141,7 +174,13 @@ class Emitter:
 
     def _halves(self, value: Any) -> Any:
         """Float32 as the bits of the nearest bfloat16, ties to even."""
-        return self.builder.bitcast(self.builder.fptrunc(value, _BFLOATS), _HALVES)
+        b = self.builder
+        if converts_to_bfloat16():
+            return b.bitcast(b.fptrunc(value, _BFLOATS), _HALVES)
+        bits = b.bitcast(value, INTS)  # the conversion would be a call of a function that is not there
+        odd = b.and_(b.lshr(bits, self.integer(16)), self.integer(1))
+        rounded = b.add(bits, b.add(odd, self.integer(0x7FFF)))
+        return b.trunc(b.lshr(rounded, self.integer(16)), _HALVES)
 
     def paired(self, low: Any, high: Any) -> Any:
         """Two vectors, rounded to bfloat16, as the lower and upper halves of 32-bit words."""

@@ -16,15 +16,15 @@ from engine.kv_cache import KEYS, VALUES, PagedKVCache
 from engine.operations import choose_operations
 from engine.outputs import StepOutput
 from engine.request import FinishReason, Request, SamplingParams
-from engine.sampler import uniform
+from engine.sampler import gumbel_noise
 from engine.weights import LoadedModel
 
 VOCAB_SIZE = 199
 EOS_ID = 2
 
-CLEAR = {0.0: 5e-4, 1.0: 2e-5}
-"""By temperature, a margin that rounding in float32 never uses up: batches, chunks and other orders of summing
-change logits that spread by 2 by at most 6e-5, and cumulative probabilities by at most 5e-6."""
+CLEAR = 5e-4
+"""A margin that rounding in float32 never uses up: batches, chunks and other orders of summing change logits that
+spread by 2 by at most 6e-5."""
 
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
     "llama": (LlamaConfig, {}),
@@ -110,7 +110,7 @@ def full_logits(
             token_ids=torch.tensor(tokens[start:end]),
             positions=positions,
             slots=positions,
-            chunks=(ChunkRows(0, end - start, end - start, end, table),),
+            chunks=(ChunkRows(0, end - start, end - start, end, table, is_prefill=True),),
             logit_rows=torch.arange(end - start),
         )
         rows.append(loaded.model.forward(batch, cache, operations).clone())
@@ -120,16 +120,17 @@ def full_logits(
 def decision_margins(logits: torch.Tensor, request: Request) -> list[float]:
     """How clear each choice is, for ``logits (m, vocab)`` that the request's outputs 0 to m - 1 are chosen by.
 
-    Greedy: how much the best logit leads. Sampled at temperature 1: how far, in probability, the random number is
-    from the next step of the cumulative distribution. Two correct computations may choose differently only where
-    this is as small as their rounding.
+    How much the best logit leads; at temperature 1, the best sum of logit and noise. Two correct computations may
+    choose differently only where this is as small as twice their rounding.
     """
-    if request.sampling.temperature == 0.0:
-        best = logits.double().topk(2, dim=-1).values
-        return (best[:, 0] - best[:, 1]).tolist()
-    steps = torch.softmax(logits.double(), dim=-1).cumsum(-1)
-    draws = [uniform(request.sampling.seed, position) for position in range(len(logits))]
-    return (steps - torch.tensor(draws, dtype=torch.float64).unsqueeze(1)).abs().amin(-1).tolist()
+    scores = logits.double()
+    if request.sampling.temperature > 0.0:
+        assert request.sampling.temperature == 1.0
+        ids = np.arange(logits.shape[-1])
+        noise = [gumbel_noise(request.sampling.seed, position, ids) for position in range(len(logits))]
+        scores = scores + torch.from_numpy(np.stack(noise))
+    best = scores.topk(2, dim=-1).values
+    return (best[:, 0] - best[:, 1]).tolist()
 
 
 def clear_answer(loaded: LoadedModel, make: Callable[[int], Request]) -> tuple[Request, list[int]]:
@@ -144,7 +145,7 @@ def clear_answer(loaded: LoadedModel, make: Callable[[int], Request]) -> tuple[R
         driven = drive(engine, [request])
         assert driven.steps[0].num_prefill_tokens == len(request.prompt_token_ids)
         answer = driven.tokens[request.request_id]
-        if min(answer_margins(loaded, request, answer)) > CLEAR[request.sampling.temperature]:
+        if min(answer_margins(loaded, request, answer)) > CLEAR:
             return request, answer
     raise AssertionError("no answer is clear")
 

@@ -1,5 +1,7 @@
 """Compiled kernels against the same arithmetic in torch, in float64."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -13,10 +15,12 @@ from engine.bulk_memory import aligned_empty
 from engine.compiled_operations import CompiledOperations, supports
 from engine.config import ModelConfig
 from engine.forward_batch import ChunkRows, ForwardBatch
-from engine.kernels import decode_attention, matmul, prefill_attention
+from engine.kernels import decode_attention, matmul, prefill_attention, prompt_attention
+from engine.kernels.decode_attention import Products
 from engine.kernels.layer import layer_kernels
-from engine.kernels.products import Unit, runs, unit
+from engine.kernels.products import Unit, runs
 from engine.kv_cache import PagedKVCache, numbers_of
+from engine.linear import Linear
 from engine.model import rope_tables
 from engine.torch_operations import TorchOperations
 from engine.weights import load_model
@@ -28,6 +32,7 @@ KINDS = [
     )
     for kind in get_args(Unit)
 ]
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2}
 
 
@@ -87,7 +92,7 @@ def test_attention_of_a_mixed_batch(dtype: torch.dtype, shape: tuple[int, int, i
     for (rows, total), blocks in zip(lengths, needed, strict=True):
         table = BlockTable(order[:blocks])
         order = order[blocks:]
-        chunks.append(ChunkRows(first_row, rows, 1, total, table))
+        chunks.append(ChunkRows(first_row, rows, 1, total, table, is_prefill=total % 2 == 1))
         first_row += rows
     queries = torch.randn(first_row, config.num_heads, config.head_dim).to(dtype)
     operations = CompiledOperations(config, *rope_tables(config, dtype, torch.device("cpu")), block_size)
@@ -105,14 +110,16 @@ def test_a_decode_row_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     config = make_config(6, 2, 32)
     cache = filled_cache(config, 16, 64, dtype)
-    chunks = tuple(ChunkRows(i, 1, 1, 100 + i, BlockTable(range(8 * i, 8 * i + 8))) for i in range(8))
+    chunks = tuple(
+        ChunkRows(i, 1, 1, 100 + i, BlockTable(range(8 * i, 8 * i + 8)), is_prefill=False) for i in range(8)
+    )
     queries = torch.randn(8, config.num_heads, config.head_dim).to(dtype)
     operations = CompiledOperations(config, *rope_tables(config, dtype, torch.device("cpu")), 16)
     empty = np.empty(0, np.int64)
     operations.begin(ForwardBatch(torch.empty(0), empty, empty, chunks, torch.empty(0)), cache)
     together = operations.attend(0, queries, chunks).clone()
     for chunk in chunks:
-        alone = (ChunkRows(0, 1, 1, chunk.num_tokens, chunk.table),)
+        alone = (ChunkRows(0, 1, 1, chunk.num_tokens, chunk.table, is_prefill=False),)
         row = queries[chunk.first_row : chunk.first_row + 1].clone()
         assert torch.equal(operations.attend(0, row, alone)[0], together[chunk.first_row])
 
@@ -224,35 +231,113 @@ def test_shapes_that_do_not_fill_vectors_are_left_to_torch() -> None:
     assert not supports(make_config(6, 2, 32), torch.device("meta"))
 
 
-def test_scratch_of_decode_is_enough() -> None:
-    """The kernel writes nothing behind what ``scratch_floats`` asks for."""
-    for group, num_kv_heads, head_dim, count in (
-        (3, 3, 64, 700),
-        (1, 20, 96, 17),
-        (16, 2, 32, 16),
-        (7, 2, 64, 33),
-    ):
-        needed = decode_attention.scratch_floats(group, num_kv_heads, head_dim, count)
-        scratch = aligned_empty(needed + 16, np.float32)
-        scratch[needed:] = 7.0
-        cache = PagedKVCache(1, -(-count // 16), 16, num_kv_heads, head_dim, torch.float32, "cpu")
-        cache.layers[0].normal_()
-        queries = torch.randn(1, num_kv_heads * group, head_dim)
-        keys, values = cache.arrays(0)
-        one = np.zeros(1, np.int64)
-        decode_attention.attention_for(group, head_dim, 4, False)(
-            numbers_of(queries), keys, values, np.arange(cache.num_blocks), one, one + count, one,
-            numbers_of(torch.empty_like(queries)), num_kv_heads, 16, scratch,
-        )  # fmt: skip
-        assert (scratch[needed:] == 7.0).all()
+WAYS: list[tuple[torch.dtype, Products, tuple[int, int, int]]] = [
+    (torch.float32, "floats", (9, 3, 64)),
+    (torch.float32, "floats", (16, 1, 32)),
+    (torch.float32, "floats", (20, 20, 96)),
+    (torch.bfloat16, "pairs", (9, 3, 64)),
+    (torch.bfloat16, "pairs", (16, 1, 32)),
+    (torch.bfloat16, "pairs", (20, 20, 96)),
+    (torch.bfloat16, "floats", (9, 3, 64)),
+]
+"""How attention multiplies without tiles, and for which heads."""
 
 
-@pytest.mark.skipif(unit() is None, reason="this processor does not multiply bfloat16")
-def test_chunking_and_company_change_no_bit(tmp_path: Path) -> None:
+class PairOfKernels:
+    """The two kernels over one cache, whose every other place is NaN, in work space whose end is watched."""
+
+    def __init__(
+        self, dtype: torch.dtype, products: Products, shape: tuple[int, int, int], total: int
+    ) -> None:
+        num_heads, self._num_kv_heads, self._head_dim = shape
+        self._group, self._total = num_heads // self._num_kv_heads, total
+        config = make_config(*shape)
+        self._cache = filled_cache(config, 16, -(-total // 16) + 2, dtype)
+        places = np.arange(total)
+        self._table = np.random.default_rng(5).permutation(self._cache.num_blocks)[: -(-total // 16)]
+        kept = self._cache.layers[0].flatten(1, 2)
+        slots = torch.from_numpy(self._table[places // 16] * 16 + places % 16)
+        clean = torch.full_like(kept, float("nan"))
+        clean[:, slots] = kept[:, slots]
+        self._cache.layers[0].copy_(clean.view(self._cache.layers[0].shape))
+        self._arguments = self._group, self._head_dim, dtype.itemsize
+        self._products: Products = products
+
+    def prompt(self, queries: torch.Tensor) -> torch.Tensor:
+        """The attention of the last tokens, ``(n, heads, head_dim)``, at once."""
+        out = torch.full_like(queries, 3.0)
+        needed = prompt_attention.scratch_floats(self._head_dim, self._total)
+        with watched(needed) as scratch:
+            prompt_attention.attention_for(*self._arguments, self._products == "pairs")(
+                numbers_of(queries), *self._cache.arrays(0), self._table, numbers_of(out), self._num_kv_heads,
+                16, len(queries), self._total, scratch,
+            )  # fmt: skip
+        return out
+
+    def decode(self, queries: torch.Tensor) -> torch.Tensor:
+        """The same, one after the other."""
+        out = torch.full_like(queries, 4.0)
+        for row in range(len(queries)):
+            count = self._total - len(queries) + row + 1
+            needed = decode_attention.scratch_floats(self._group, self._num_kv_heads, self._head_dim, count)
+            with watched(needed) as scratch:
+                decode_attention.attention_for(*self._arguments, self._products)(
+                    numbers_of(queries), *self._cache.arrays(0), self._table, np.array([0]), np.array([count]),
+                    np.array([row]), numbers_of(out), self._num_kv_heads, 16, scratch,
+                )  # fmt: skip
+        return out
+
+
+@contextmanager
+def watched(needed: int) -> Iterator[np.ndarray]:
+    """Work space of NaN; nothing may be written behind ``needed``."""
+    scratch = aligned_empty(needed + 16, np.float32)
+    scratch[:needed] = np.nan
+    scratch[needed:] = 7.0
+    yield scratch
+    assert (scratch[needed:] == 7.0).all()
+
+
+@pytest.mark.parametrize(("dtype", "products", "shape"), WAYS)
+def test_a_prompt_gives_the_bits_that_its_tokens_give_one_by_one(
+    dtype: torch.dtype, products: Products, shape: tuple[int, int, int]
+) -> None:
+    if products == "pairs" and not runs("vectors"):
+        pytest.skip("this processor does not multiply bfloat16 two by two")
+    for num_new, total in ((1, 1), (2, 2), (5, 33), (37, 300), (64, 64), (1, 257), (90, 401)):
+        torch.manual_seed(total)
+        kernels = PairOfKernels(dtype, products, shape, total)
+        queries = torch.randn(num_new, shape[0], shape[2]).to(dtype)
+        at_once = kernels.prompt(queries)
+        assert at_once.isfinite().all()
+        assert torch.equal(kernels.decode(queries), at_once), f"{num_new} of {total} tokens"
+        last = kernels.prompt(queries[num_new // 2 :].clone())
+        assert torch.equal(last, at_once[num_new // 2 :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(1536, 576), (64, 960), (4864, 96)])
+def test_a_product_of_a_row_does_not_depend_on_the_other_rows(
+    dtype: torch.dtype, sizes: tuple[int, int]
+) -> None:
+    torch.manual_seed(6)
+    inputs, outputs = sizes
+    linear = Linear((torch.randn(outputs, inputs) * 0.05).to(dtype), torch.randn(outputs).to(dtype))
+    rows = torch.randn(600, inputs).to(dtype)
+    together = linear(rows).clone()
+    for first, count in ((0, 1), (599, 1), (3, 2), (40, 3), (0, 16), (7, 17), (100, 64), (5, 333), (88, 512)):
+        some = linear(rows[first : first + count].clone())
+        assert some.shape == (count, outputs)
+        assert torch.equal(some, together[first : first + count]), f"{count} rows"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunking_and_company_change_no_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     """Every row is summed in one order: alone, in a batch, in chunks or at once."""
     write_checkpoint(tmp_path, hidden_size=96, intermediate_size=160, head_dim=32, vocab_size=224)
-    loaded = load_model(tmp_path, "bfloat16")
+    loaded = load_model(tmp_path, DTYPE_NAMES[dtype])
     tokens = make_prompt(600)
     at_once = full_logits(loaded, tokens, 600)
     for chunk in (300, 64, 37):
         assert torch.equal(full_logits(loaded, tokens, chunk), at_once), f"chunks of {chunk}"
+    assert torch.equal(full_logits(loaded, tokens[:90], 1), at_once[:90]), "one by one"
