@@ -9,9 +9,11 @@ DEV := $(VENV)/.dev-installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTHON ?= python3
 ARGS ?=
+FAULTS ?= 1000
+SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check format setup clean
+.PHONY: help up test check format setup soak clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## ?/  make \1\t/' | expand -t 16
@@ -28,6 +30,10 @@ else
 	$(BIN)/pytest $(ARGS)
 endif
 
+# Not part of test: a thousand faults take about an hour.
+soak: $(RUNTIME)  ## random faults from a seed; FAULTS=1000 SEED=0, the verdict goes to docs/soak.json
+	$(BIN)/pdconsole drill soak --faults $(FAULTS) --seed $(SEED) --quiet --json $(ARGS) > docs/soak.json
+
 check: $(DEV)  ## format, lint, types, layering
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -37,6 +43,9 @@ check: $(DEV)  ## format, lint, types, layering
 format: $(DEV)  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+pictures: $(DEV)  ## the README's pictures and key table, from a recorded run
+	$(BIN)/python -m docs.make_pictures
 
 setup: $(DEV)  ## the environment only, with what tests need
 

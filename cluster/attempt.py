@@ -11,6 +11,12 @@ def attempt_key(request_id: str, attempt: int) -> str:
     return f"{request_id}#{attempt}"
 
 
+def split_key(key: str) -> tuple[str, int]:
+    """Request id and attempt of a key; attempt 0 for what is no key of an attempt."""
+    request_id, sign, attempt = key.rpartition("#")
+    return (request_id, int(attempt)) if sign and attempt.isdecimal() else (key, 0)
+
+
 def key_of(message: AttemptMessage | AbortRequest) -> str:
     return attempt_key(message.request_id, message.attempt)
 

@@ -20,6 +20,8 @@ class PrefillClock:
     started_at: float = 0.0
     done_at: float = 0.0
     cached_tokens: int = 0
+    compute_s: float = 0.0  # engine time of its own
+    is_alone: bool = True  # in every step so far
     told_at: float = 0.0  # the last progress in the log
 
 
@@ -37,9 +39,14 @@ class AttemptReports:
         progress: PrefillProgress,
         step_started_at: float,
         now: float,
+        own_s: float | None,
     ) -> None:
-        """A chunk of the prompt was computed; a few of these a second reach the log, the first one as the start."""
+        """A chunk of the prompt was computed; a few of these a second reach the log, the first one as the start.
+
+        ``own_s``: what of the step was its own; None where other prompts were in it."""
         clock.cached_tokens += progress.num_cached
+        clock.compute_s += own_s or 0.0
+        clock.is_alone = clock.is_alone and own_s is not None
         if not clock.started_at:
             clock.started_at = clock.told_at = step_started_at
             self._outbox.emit(
@@ -73,6 +80,7 @@ class AttemptReports:
                 attempt=message.attempt,
                 started_at=clock.started_at,
                 done_at=now,
+                compute_s=clock.compute_s if clock.is_alone and not clock.cached_tokens else 0.0,
             )
         )
         self._outbox.emit(

@@ -12,13 +12,25 @@ A KV stream that ended may be the first sign of a process's death, so that one i
 ``DEATH_NOTICE_S``, when the router would know.
 """
 
-from collections.abc import Callable
+from collections import Counter
 from typing import Final
 
 from cluster.control import HandoffFailed
-from cluster.dispatch import RouterLimits, plan_attempt, promise, start_messages
+from cluster.dispatch import (
+    AttemptPlan,
+    RouterLimits,
+    hopeless,
+    is_prefill_expected,
+    plan_attempt,
+    promise,
+    start_messages,
+)
 from cluster.events import FellBack, RequestDispatched, RequestMigrated, RequestRetried
+from cluster.handoff_choice import Estimate
+from cluster.handoff_events import chosen_event
+from cluster.handoff_forecast import HandoffForecast, Prompt
 from cluster.open_requests import SOURCE, OpenRequests
+from cluster.prefix_memory import chain_of
 from cluster.routed_request import Phase, RoutedRequest
 from cluster.selection import pick_prefill
 
@@ -29,40 +41,62 @@ STREAM_ENDED: Final = ("peer_closed", "truncated")
 
 
 class Attempts:
-    """``worth_transferring`` answers for a prompt length in tokens (``handoff = "auto"``)."""
+    """``forecast`` weighs where a prompt is computed (``handoff = "auto"``)."""
 
-    def __init__(
-        self, limits: RouterLimits, open_requests: OpenRequests, worth_transferring: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, limits: RouterLimits, open_requests: OpenRequests, forecast: HandoffForecast) -> None:
         self._limits = limits
         self._open = open_requests
-        self._worth_transferring = worth_transferring
+        self._forecast = forecast
 
     # --- dispatching ------------------------------------------------------------------------------------------
 
-    def dispatch_queue(self, mode: str, codec: str) -> None:
+    def dispatch_queue(self, mode: str, codec: str, handoff: str) -> None:
         """First come, first served: a request that no worker has room for holds those behind it."""
         while self._open.queue:
             request = self._open.requests[self._open.queue[0]]
             if request.excluded_decode and self._open.now < request.decide_at:
                 return
-            if request.attempt >= self._limits.max_attempts:
-                self._open.fail(request, 500, f"gave up after {request.attempt} attempts")
-            elif not self._dispatch(request, mode, codec):
+            if request.fruitless_attempts >= self._limits.max_attempts:
+                attempts = f"{request.fruitless_attempts} attempts without a token"
+                self._open.fail(request, 500, f"gave up after {attempts}")
+            elif not self._dispatch(request, mode, codec, handoff):
                 return
 
-    def _dispatch(self, request: RoutedRequest, mode: str, codec: str) -> bool:
+    def _dispatch(self, request: RoutedRequest, mode: str, codec: str, handoff: str) -> bool:
         """Start the next attempt; False when it has to wait. The request may also fail here."""
-        workers = self._open.workers
-        plan = plan_attempt(request, workers, self._limits, mode, self._worth_transferring)
+        workers, now = self._open.workers, self._open.now
+        if handoff == "auto" and self._limits.prefix_caching and not request.chain and workers:
+            block_size = next(iter(workers.values())).address.block_size
+            request.chain = chain_of(request.prompt_token_ids, block_size)
+        prompt = Prompt(request.num_prompt_tokens, request.codec or codec, request.chain)
+        streams = self._streams()
+        self._settle_links()
+        plan = plan_attempt(
+            request,
+            workers,
+            self._limits,
+            mode,
+            handoff,
+            lambda prefill, decode: self._forecast.choose(
+                prompt, workers[prefill], workers[decode], streams, now
+            ),
+        )
+        absent = self._open.absent
         if plan is None:
+            problem = hopeless(request, workers, absent, mode) if absent is not None else None
+            if problem is not None:
+                self._open.fail(request, *problem)
+            return problem is not None
+        if plan.impossible and (absent is None or is_prefill_expected(workers, absent)):
             return False
         if plan.impossible:
             self._open.fail(request, 503, plan.impossible)
             return True
         self._open.queue.remove(request.request_id)
+        self._foresee(request, plan, prompt, streams)
         request.begin_attempt(plan.mode, request.codec or codec, plan.prefill_worker, plan.decode.worker_id)
-        promise(request, workers)
+        request.dispatched_at = now
+        promise(request, workers, now)
         self._open.emit(
             RequestDispatched(
                 at=self._open.now,
@@ -77,6 +111,10 @@ class Attempts:
                 prefill_reason=plan.prefill_reason,
             )
         )
+        if plan.choice is not None:
+            decode = workers[plan.decode.worker_id]
+            link = self._forecast.link(workers[plan.weighed_worker], decode.address)
+            self._open.emit(chosen_event(request, plan, link, now, SOURCE))
         if plan.fallback_reason:
             self._open.emit(
                 FellBack(
@@ -93,6 +131,40 @@ class Attempts:
         request.local_reason = request.local_detail = ""
         self._open.out.extend(start_messages(request, workers, self._limits.kv_path))
         return True
+
+    def _streams(self) -> Counter[str]:
+        """Sequences that decode, by worker."""
+        return Counter(
+            request.decode_worker for request in self._open.requests.values() if request.phase is Phase.DECODE
+        )
+
+    def _settle_links(self) -> None:
+        """A worker that hands nothing off now has a free link, whatever was foreseen."""
+        busy = {
+            request.prefill_worker
+            for request in self._open.requests.values()
+            if request.phase in (Phase.PREFILL, Phase.TRANSFER)
+        }
+        for worker_id in self._open.workers:
+            if worker_id not in busy:
+                self._forecast.link_idle(worker_id)
+
+    def _foresee(
+        self, request: RoutedRequest, plan: AttemptPlan, prompt: Prompt, streams: Counter[str]
+    ) -> None:
+        """Remember what the attempt should take: what it took says how good the forecasts are."""
+        request.is_weighed = plan.choice is not None
+        estimate: Estimate | str | None = plan.choice.chosen if plan.choice is not None else None
+        if not plan.prefill_worker:
+            request.estimate = estimate if isinstance(estimate, Estimate) else None
+            return
+        workers, now = self._open.workers, self._open.now
+        prefill, decode = workers[plan.prefill_worker], workers[plan.decode.worker_id]
+        estimate = estimate or self._forecast.remote(prompt, prefill, decode, streams, now)
+        request.estimate = estimate if isinstance(estimate, Estimate) else None
+        request.estimated_bytes = self._forecast.bytes_to_move(prompt, decode)
+        if request.estimate is not None:
+            self._forecast.transferring(plan.prefill_worker, request.estimate, now)
 
     # --- failing ----------------------------------------------------------------------------------------------
 

@@ -112,7 +112,5 @@ def codec_bench_spec(
 
 def run_codec_bench(spec: CodecBenchSpec, core: int, report: Callable[[Progress], None]) -> CodecBenchResult:
     """Measure on ``core``, as ``run_benchmark`` does, with its errors."""
-    result: CodecBenchResult = run_measuring(
-        _MODULE, msgspec.json.encode(spec), spec.model, core, _DECODER.decode, report
-    )
+    result: CodecBenchResult = run_measuring(_MODULE, spec, spec.model, core, _DECODER.decode, report)
     return result

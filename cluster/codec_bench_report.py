@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cluster.codec_bench import CodecBenchResult, CodecBenchSpec, CodecSamples, LayerError
-from cluster.samples import percentiles
+from cluster.samples import percentile, percentiles
 from engine.config import ModelConfig
 
 SCHEMA: Final = 1
@@ -19,7 +19,8 @@ def codec_bench_document(
 
     Rates are of stored bytes, ``ratio`` is wire over stored bytes. ``agreement`` is the share of output tokens after
     the first (which comes with the KV) that equal, position by position, those of the same KV sent raw;
-    ``first_divergence`` counts from the first output token = 0, null where nothing differs.
+    ``first_divergence`` counts from the first output token = 0, null where nothing differs; earliest and median are of
+    the prompts where something does.
     """
     return {
         "schema": SCHEMA,
@@ -75,6 +76,7 @@ def _codec(samples: CodecSamples, spec: CodecBenchSpec, raw_bytes: int) -> dict[
         "agreement": sum(samples.agreeing) / compared,
         "identical": len(samples.first_divergence) - len(diverged),
         "earliest_divergence": min(diverged, default=None),
+        "median_divergence": percentile(diverged, 50),
         "first_divergence": list(samples.first_divergence),
         "agreeing": list(samples.agreeing),
     }

@@ -16,6 +16,9 @@ Address = tuple[str, int]
 MIN_TRANSFER_BYTES: Final = 4 * 2**20
 """On the wire: a shaper lets a first burst through at once, and in a smaller transfer that would count."""
 
+PAUSED: Final = 1.1
+"""A transfer that lasted so many times longer than it was busy had pauses."""
+
 _NEW_SHARE: Final = 0.3
 """Weight of the newest transfer in a running mean."""
 
@@ -45,18 +48,37 @@ class CodecSelector:
             self._learn(address, bytes_per_s)
 
     def transferred(
-        self, address: Address, codec: str, raw_bytes: int, wire_bytes: int, busy_s: float
+        self, address: Address, codec: str, raw_bytes: int, wire_bytes: int, busy_s: float, duration_s: float
     ) -> None:
-        """A transfer was acknowledged: what its link and its codec made of it."""
+        """A transfer was acknowledged: what its link and codec made of it.
+
+        One that paused for rows to be computed was busy for less than ``duration_s``; ``busy_s`` then says too much.
+        """
         if wire_bytes < MIN_TRANSFER_BYTES or busy_s <= 0:
             return
+        rate = wire_bytes / busy_s
         with self._lock:
-            if codec == "raw":  # with a codec the socket may have waited for the codec
-                self._learn(address, wire_bytes / busy_s)
+            is_lower_bound = duration_s > PAUSED * busy_s
+            if codec == "raw" and not (is_lower_bound and rate < self._achieved.get(address, 0.0)):
+                self._learn(address, rate)  # with a codec the socket may have waited for the codec
             elif codec in self._rates and raw_bytes:
-                rate = self._rates[codec]
-                ratio = rate.ratio + _NEW_SHARE * (wire_bytes / raw_bytes - rate.ratio)
-                self._rates[codec] = dataclasses.replace(rate, ratio=ratio)
+                known = self._rates[codec]
+                ratio = known.ratio + _NEW_SHARE * (wire_bytes / raw_bytes - known.ratio)
+                self._rates[codec] = dataclasses.replace(known, ratio=ratio)
+
+    def links(self) -> dict[str, float]:
+        """Bytes/s of every path that was measured, by "host:port"; no more than was asked of it."""
+        with self._lock:
+            asked = self._asked_bytes_per_s
+            return {
+                f"{host}:{port}": achieved if asked is None else min(asked, achieved)
+                for (host, port), achieved in self._achieved.items()
+            }
+
+    def rates(self) -> dict[str, CodecRate]:
+        """Of every codec that was measured, by name."""
+        with self._lock:
+            return dict(self._rates)
 
     def choose(self, asked: str, address: Address, raw_bytes: int) -> CodecChoice:
         """For a transfer of ``raw_bytes`` stored bytes to ``address``; see ``choose_codec``."""

@@ -17,6 +17,7 @@ import msgspec
 from cluster.events import Event
 from cluster.profile import Profile
 from engine.request import SamplingParams
+from transport.codec_choice import CodecRate
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="msg", omit_defaults=True):
@@ -50,7 +51,9 @@ class RouterSpec(Message, frozen=True, kw_only=True, tag="router_spec"):
     listen_fd: int
     mode: str
     codec: str
+    handoff: str = "always"
     cpus: tuple[int, ...] = ()
+    has_served: bool = False  # an earlier router of this run was ready: requests may wait for workers
 
 
 class SupervisorSpec(Message, frozen=True, kw_only=True, tag="supervisor_spec"):
@@ -64,6 +67,10 @@ class SupervisorSpec(Message, frozen=True, kw_only=True, tag="supervisor_spec"):
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     seq: int
+
+
+class Detach(Message, frozen=True, kw_only=True, tag="detach"):
+    """To the supervisor: go on when this link ends. Answered by ``Detached``."""
 
 
 class Shutdown(Message, frozen=True, kw_only=True, tag="shutdown"):
@@ -86,11 +93,28 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     fingerprint: str
 
+    def is_place_of(self, other: "WorkerAddress") -> bool:
+        """The same life of the same worker, whatever its role is now."""
+        return msgspec.structs.replace(self, role=other.role) == other
+
+
+class AbsentWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker of the cluster that is not ready now. ``is_coming`` False: it was given up and is not restarted."""
+
+    worker_id: str
+    role: str
+    is_coming: bool
+
 
 class SetWorkers(Message, frozen=True, kw_only=True, tag="set_workers"):
-    """The supervisor's list of ready workers, whole, at every change."""
+    """The supervisor's list of the cluster's workers, whole, at every change: those ready, and those that are not.
+
+    ``draining``: ids of workers that take no new requests.
+    """
 
     workers: tuple[WorkerAddress, ...]
+    absent: tuple[AbsentWorker, ...] = ()
+    draining: tuple[str, ...] = ()
 
 
 class SetLink(Message, frozen=True, kw_only=True, tag="set_link"):
@@ -159,6 +183,10 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong"):
     seq: int
 
 
+class Detached(Message, frozen=True, kw_only=True, tag="detached"):
+    """The link is no lifeline any more."""
+
+
 class Events(Message, frozen=True, kw_only=True, tag="events"):
     """Facts a child saw, for the run log."""
 
@@ -187,9 +215,10 @@ class SupervisorUp(Message, frozen=True, kw_only=True, tag="supervisor_up"):
 
 
 class SupervisorStopped(Message, frozen=True, kw_only=True, tag="supervisor_stopped"):
-    """Everything has ended; ``summary.json`` is written."""
+    """Everything has ended; ``summary.json`` is written. ``problem``: what of log or summary could not be."""
 
     orphans: int = 0
+    problem: str = ""
 
 
 # --- request link: router -> worker ------------------------------------------------------------------------------
@@ -237,6 +266,12 @@ class AbortRequest(Message, frozen=True, kw_only=True, tag="abort_request"):
     reason: str
 
 
+class ReportBlocks(Message, frozen=True, kw_only=True, tag="report_blocks"):
+    """Say who holds KV blocks now; answered by a BlocksReported with the same ``report_id``."""
+
+    report_id: int
+
+
 # --- request link: worker -> router ------------------------------------------------------------------------------
 
 
@@ -258,12 +293,16 @@ class Tokens(Message, frozen=True, kw_only=True, tag="tokens"):
 
 
 class PrefillDone(Message, frozen=True, kw_only=True, tag="prefill_done"):
-    """Times for the TTFT parts; from whoever prefilled. Sent before the first token of that attempt where possible."""
+    """Times for the TTFT parts; from whoever prefilled. Sent before the first token of that attempt where possible.
+
+    ``compute_s``: engine time of this prompt alone, 0 = its steps were shared or part of it was cached.
+    """
 
     request_id: str
     attempt: int
     started_at: float
     done_at: float
+    compute_s: float = 0.0
 
 
 class DecodeAdopted(Message, frozen=True, kw_only=True, tag="decode_adopted"):
@@ -295,7 +334,11 @@ class RequestError(Message, frozen=True, kw_only=True, tag="request_error"):
 
 
 class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load"):
-    """A worker's own count, sent at most every 0.5 s; with the link's rate it decides ``handoff = "auto"``."""
+    """A worker's own counts and what it has measured, sent at most every 0.5 s; ``handoff = "auto"`` decides by it.
+
+    ``links``: bytes/s of its KV paths, measured, by "host:port" of the receiver. ``stream_from_tokens``: a prompt of
+    that length leaves while it is computed, 0 = none does.
+    """
 
     worker_id: str
     waiting_prompt_tokens: int
@@ -303,6 +346,37 @@ class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load"):
     free_blocks: int
     reserved: int
     prefill_tokens_per_s: float = 0.0  # measured over its last prompt-only steps, 0 = not yet
+    decode_step_ms: float = 0.0  # the same over steps without prompts
+    links: dict[str, float] = msgspec.field(default_factory=dict)
+    codecs: dict[str, CodecRate] = msgspec.field(default_factory=dict)  # by name
+    stream_from_tokens: int = 0
+
+
+class BlockHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt that holds KV blocks on a worker, in what status (as the engine's), for how long, and with whom it
+    shares its fate: the worker at the other end of its transfer, "" = none.
+
+    ``owner``: prefill | decode, the side of the worker that will free them; "" = nobody does, they are stranded.
+    """
+
+    request_id: str
+    attempt: int
+    status: str
+    blocks: int
+    age_s: float
+    owner: str
+    peer: str = ""
+
+
+class BlocksReported(Message, frozen=True, kw_only=True, tag="blocks_reported"):
+    """Blocks of a common prefix are held once and by each holder: the holders' sum may exceed ``held_blocks``."""
+
+    report_id: int
+    worker_id: str
+    total_blocks: int
+    held_blocks: int
+    stranded_blocks: int
+    holders: tuple[BlockHolder, ...]
 
 
 # --- operator commands: console or /admin -> supervisor ----------------------------------------------------------
@@ -316,10 +390,14 @@ class InjectBurst(Message, frozen=True, kw_only=True, tag="inject_burst"):
 
 
 class KillWorker(Message, frozen=True, kw_only=True, tag="kill_worker"):
-    """Send a signal by name (KILL, TERM, STOP, CONT) to one process of the cluster, by worker id or "router"."""
+    """Send a signal by name (KILL, TERM, STOP, CONT) to one process of the cluster, by worker id or "router".
+
+    STOP: CONT follows after ``seconds``; 0 = never, the missed heartbeats end it.
+    """
 
     worker_id: str
     signal: str = "KILL"
+    seconds: float = 0.0
     cause: str = ""
 
 
@@ -333,6 +411,13 @@ class SetCodec(Message, frozen=True, kw_only=True, tag="set_codec"):
     cause: str = ""
 
 
+class SetHandoff(Message, frozen=True, kw_only=True, tag="set_handoff"):
+    """From the next request on."""
+
+    handoff: str  # always | auto | never
+    cause: str = ""
+
+
 class SetLoad(Message, frozen=True, kw_only=True, tag="set_load"):
     """Start the named load of the profile, or stop it with ""."""
 
@@ -341,11 +426,73 @@ class SetLoad(Message, frozen=True, kw_only=True, tag="set_load"):
 
 
 class ChangeLink(Message, frozen=True, kw_only=True, tag="change_link"):
-    """Reshape every worker-to-worker path while serving. Rate 0 = unlimited."""
+    """Reshape every worker-to-worker path while serving. Rate 0 = unlimited.
+
+    With ``seconds`` it is a fault: the shape of before comes back after so long.
+    """
 
     bits_per_s: float
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
+    seconds: float = 0.0
+    cause: str = ""
+
+
+class InjectLinkFault(Message, frozen=True, kw_only=True, tag="inject_link_fault"):
+    """Break the KV that one worker sends, on each of its connections. Also told to the worker itself.
+
+    ``kind``: corrupt (a bit of a DATA frame), cut (the connection, in the middle of one), stall (nothing is sent for
+    ``seconds``, from the middle of one). corrupt and cut hit the next frame, or with ``seconds`` each one until then.
+    """
+
+    worker_id: str
+    kind: str
+    seconds: float = 0.0
+    cause: str = ""
+
+
+class DrainWorker(Message, frozen=True, kw_only=True, tag="drain_worker"):
+    """No new requests for this worker; what it has finishes."""
+
+    worker_id: str
+    cause: str = ""
+
+
+class ResumeWorker(Message, frozen=True, kw_only=True, tag="resume_worker"):
+    """End of a drain: new requests again."""
+
+    worker_id: str
+    cause: str = ""
+
+
+class RestartWorker(Message, frozen=True, kw_only=True, tag="restart_worker"):
+    """Drain for at most ``drain_s``, stop, start anew. What is not finished by then goes on elsewhere."""
+
+    worker_id: str
+    drain_s: float = 30.0
+    cause: str = ""
+
+
+class SetRole(Message, frozen=True, kw_only=True, tag="set_role"):
+    """What new requests use this worker for; what it has goes on as it began. Also told to the worker itself."""
+
+    worker_id: str
+    role: str  # prefill | decode | both
+    cause: str = ""
+
+
+class AddWorker(Message, frozen=True, kw_only=True, tag="add_worker"):
+    """One more worker, on the least used cores."""
+
+    role: str
+    cause: str = ""
+
+
+class RemoveWorker(Message, frozen=True, kw_only=True, tag="remove_worker"):
+    """Drain for at most ``drain_s``, stop, forget. What is not finished by then goes on elsewhere."""
+
+    worker_id: str
+    drain_s: float = 30.0
     cause: str = ""
 
 
@@ -357,7 +504,13 @@ class StopCluster(Message, frozen=True, kw_only=True, tag="stop_cluster"):
     reason: str = "operator"
 
 
-Command = InjectBurst | KillWorker | SetMode | SetCodec | SetLoad | ChangeLink | AddNote | StopCluster
+FleetCommand = DrainWorker | ResumeWorker | RestartWorker | SetRole | AddWorker | RemoveWorker
+"""What changes the set of workers. Each is answered as soon as it has begun; events tell how it goes on."""
+
+Command = (
+    InjectBurst | KillWorker | InjectLinkFault | SetMode | SetCodec | SetHandoff | SetLoad | ChangeLink | AddNote
+    | StopCluster | FleetCommand
+)  # fmt: skip
 
 
 class CommandSent(Message, frozen=True, kw_only=True, tag="command_sent"):
@@ -376,11 +529,12 @@ class CommandDone(Message, frozen=True, kw_only=True, tag="command_done"):
 AnyMessage = (
     WorkerSpec | RouterSpec | SupervisorSpec | Ping | Shutdown | SetWorkers | SetLink | ProbeLink | MeasurePrefill
     | WorkerUp | RouterUp | RouterPairReady | PrefillMeasured | Pong | Events | StartFailed | LinkMeasured
-    | SupervisorUp | SupervisorStopped
+    | Detach | Detached | SupervisorUp | SupervisorStopped
     | StartPrefill | StartDecode | StartLocal | AbortRequest
     | Tokens | PrefillDone | DecodeAdopted | HandoffFailed | RequestError | WorkerLoad
-    | InjectBurst | KillWorker | SetMode | SetCodec | SetLoad | ChangeLink | AddNote | StopCluster
-    | CommandSent | CommandDone
+    | ReportBlocks | BlocksReported
+    | InjectBurst | KillWorker | InjectLinkFault | SetMode | SetCodec | SetHandoff | SetLoad | ChangeLink | AddNote
+    | StopCluster | FleetCommand | CommandSent | CommandDone
 )  # fmt: skip
 
 _encoder: Final = msgspec.json.Encoder()

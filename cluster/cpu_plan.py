@@ -6,6 +6,7 @@ The router is never pinned: it is light, and has to answer when every worker is 
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 
@@ -49,6 +50,16 @@ def plan_cpus(
     share = round(len(cpus) * len(prefill_ids) / len(workers))
     num_for_prefill = min(max(share, 1), len(cpus) - 1)
     return _in_turns(prefill_ids, cpus[:num_for_prefill]) | _in_turns(decode_ids, cpus[num_for_prefill:])
+
+
+def cpus_for_another(
+    pinned: Sequence[tuple[int, ...]], cpus: Sequence[int], pin: bool = True, cores_per_worker: int = 1
+) -> tuple[int, ...]:
+    """Cores for one more worker beside those pinned so: the least used ones; () = not pinned."""
+    if not pin or len(cpus) == 1:
+        return ()
+    workers_on = Counter(cpu for worker_cpus in pinned for cpu in worker_cpus)
+    return tuple(sorted(sorted(cpus, key=lambda cpu: (workers_on[cpu], cpu))[:cores_per_worker]))
 
 
 def _in_turns(worker_ids: Sequence[str], cpus: Sequence[int]) -> dict[str, tuple[int, ...]]:

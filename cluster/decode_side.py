@@ -187,13 +187,15 @@ class DecodeSide:
 
     # --- computing --------------------------------------------------------------------------------------------
 
-    def progressed(self, progress: PrefillProgress, step_started_at: float, now: float) -> None:
+    def progressed(
+        self, progress: PrefillProgress, step_started_at: float, now: float, own_s: float | None
+    ) -> None:
         """A chunk of a local prompt was computed. A recompute after preemption is not reported again."""
         job = self.jobs.get(progress.request_id)
         if job is None or not isinstance(job.message, StartLocal) or job.is_prefilled:
             return
         message = job.message
-        self._reports.prefill_progressed(message, job.clock, progress, step_started_at, now)
+        self._reports.prefill_progressed(message, job.clock, progress, step_started_at, now, own_s)
         if progress.done:
             job.is_prefilled = True
             num_tokens = len(message.prompt_token_ids) + len(message.output_token_ids)

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cluster.control import StartDecode, StartLocal, StartPrefill
+from cluster.control import AbsentWorker, StartDecode, StartLocal, StartPrefill
+from cluster.handoff_choice import REMOTE, HandoffChoice
 from cluster.routed_request import RoutedRequest
 from cluster.router_messages import Send
 from cluster.selection import Pick, WorkerView, blocks_needed, pick_colocated, pick_decode, pick_prefill
+from cluster.worker_roles import DECODE_ROLES, PREFILL_ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +21,14 @@ class RouterLimits:
     fallback: bool
     handoff: str  # always | auto | never
     kv_path: str  # v1 | v2
+    prefix_caching: bool = False  # workers keep KV of prompts for others that begin alike
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptPlan:
     """``prefill_worker`` "" = the decode worker prefills, ``prefill_reason`` then says why; it is a fallback only
-    when ``fallback_reason`` is set. ``impossible`` says why the request must fail instead."""
+    when ``fallback_reason`` is set. ``impossible`` says why the request must fail instead. ``choice``: the two ways
+    were weighed, against ``weighed_worker``."""
 
     mode: str
     decode: Pick
@@ -32,6 +36,8 @@ class AttemptPlan:
     prefill_reason: str = ""
     fallback_reason: str = ""
     impossible: str = ""
+    choice: HandoffChoice | None = None
+    weighed_worker: str = ""
 
 
 def plan_attempt(
@@ -39,12 +45,13 @@ def plan_attempt(
     workers: Mapping[str, WorkerView],
     limits: RouterLimits,
     mode: str,
-    worth_transferring: Callable[[int], bool],
+    handoff: str,
+    choose: Callable[[str, str], HandoffChoice],
 ) -> AttemptPlan | None:
     """The next attempt of a queued request; None when no decode worker has room yet.
 
-    ``mode`` is the cluster's; a request that was dispatched before keeps its own. ``worth_transferring`` answers
-    for a prompt length in tokens.
+    ``mode`` is the cluster's; a request that was dispatched before keeps its own. ``handoff``: always | auto | never;
+    ``choose`` weighs the two ways for a prefill and a decode worker.
     """
     mode = request.mode or mode
     decode = _pick_decode(request, workers, mode)
@@ -60,11 +67,15 @@ def plan_attempt(
         )
     if request.output_token_ids:
         return AttemptPlan(mode, decode, prefill_reason="continues after a migration")
-    if limits.handoff == "never":
+    if handoff == "never":
         return AttemptPlan(mode, decode, prefill_reason="handoff is never")
-    if limits.handoff == "auto" and not worth_transferring(request.num_prompt_tokens):
-        return AttemptPlan(mode, decode, prefill_reason="recomputing is faster than transferring")
     prefill = pick_prefill(workers.values(), exclude=(decode.worker_id,))
+    if prefill is not None and handoff == "auto":
+        choice = choose(prefill.worker_id, decode.worker_id)
+        taken = prefill.worker_id if choice.choice == REMOTE else ""
+        return AttemptPlan(
+            mode, decode, taken, choice.reason, choice=choice, weighed_worker=prefill.worker_id
+        )
     if prefill is not None:
         return AttemptPlan(mode, decode, prefill.worker_id, prefill.reason)
     if not limits.fallback:
@@ -80,7 +91,7 @@ def _pick_decode(request: RoutedRequest, workers: Mapping[str, WorkerView], mode
     preferred = workers.get(request.preferred_decode)
     if (
         preferred is not None
-        and preferred.connected
+        and preferred.is_available
         and preferred.can_take(blocks_needed(num_prompt, max_tokens, preferred.address))
     ):
         return Pick(preferred.worker_id, "stays on the decode worker it was meant for")
@@ -92,13 +103,47 @@ def _pick_decode(request: RoutedRequest, workers: Mapping[str, WorkerView], mode
     )
 
 
-def promise(request: RoutedRequest, workers: Mapping[str, WorkerView]) -> None:
+def hopeless(
+    request: RoutedRequest,
+    workers: Mapping[str, WorkerView],
+    absent: Mapping[str, AbsentWorker],
+    mode: str,
+) -> tuple[int, str] | None:
+    """Why a request that no worker takes now need not wait: status and reason. None: waiting may help."""
+    if request.pinned_decode is not None:
+        return None
+    is_colocated = (request.mode or mode) == "colocated"
+    able = [view.address for view in workers.values() if is_colocated or view.is_decode()]
+    if not able:
+        coming = [worker.role for worker in absent.values() if worker.is_coming]
+        if any(is_colocated or role in DECODE_ROLES for role in coming):
+            return None
+        return 503, "no decode worker is left: each has failed for good or was removed"
+    num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
+    if all(blocks_needed(num_prompt, max_tokens, address) > address.total_blocks for address in able):
+        largest = max(address.total_blocks * address.block_size for address in able)
+        return 400, (
+            f"prompt and max_tokens need {num_prompt + max_tokens} tokens of KV; a worker holds {largest}"
+        )
+    return None
+
+
+def is_prefill_expected(workers: Mapping[str, WorkerView], absent: Mapping[str, AbsentWorker]) -> bool:
+    """A prefill worker that cannot be used now may be usable soon: it comes back, or drains for a restart."""
+    return any(worker.is_coming and worker.role in PREFILL_ROLES for worker in absent.values()) or any(
+        view.is_prefill() and not view.is_available for view in workers.values()
+    )
+
+
+def promise(request: RoutedRequest, workers: Mapping[str, WorkerView], now: float) -> None:
     """Count what the attempt will take from its workers."""
     decode = workers[request.decode_worker]
     decode.assigned_blocks[request.request_id] = blocks_needed(
         request.num_prompt_tokens, request.sampling.max_tokens, decode.address
     )
     prefiller = workers[request.prefill_worker or request.decode_worker]
+    if not prefiller.queued_prompt_tokens:
+        prefiller.prefilling_since = now
     prefiller.queued_prompt_tokens[request.request_id] = request.num_prompt_tokens
 
 

@@ -1,27 +1,21 @@
 """Runs the engine's benchmark in a fresh process on one core. Imports no torch: that process does."""
 
-import contextlib
 import dataclasses
-import os
-import signal
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from typing import IO, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import psutil
 
 from cluster.engine_settings import engine_config
-from cluster.guarded_main import guarded_command
 from cluster.machine_facts import cache_bytes
+from cluster.measuring_process import MeasuringProcess
 from cluster.profile import Profile
 from engine.benchmark_plan import BenchmarkSpec, Room, blocks_needed, problem_of
 from engine.benchmark_result import BenchmarkResult, Failed, Progress, decode_message
 from engine.config import ModelConfig
 
 _MODULE: Final = "engine.benchmark"
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 _SMALLEST_BUFFER_BYTES: Final = 256 * 2**20
 _CACHES_IN_BUFFER: Final = 2
@@ -32,14 +26,6 @@ _MEMORY_SHARE: Final = 0.5
 
 
 Result = TypeVar("Result")
-
-
-class BenchmarkFailed(Exception):
-    """The measuring process gave no result; the message is one line."""
-
-
-class BenchmarkRefused(BenchmarkFailed):
-    """It was asked for something that it cannot do."""
 
 
 def benchmark_spec(
@@ -89,69 +75,24 @@ def run_benchmark(spec: BenchmarkSpec, core: int, report: Callable[[Progress], N
     Call it in the main thread: the process dies with the thread that started it. Raises BenchmarkRefused for a model
     that cannot be loaded, BenchmarkFailed for a process that ends without a result.
     """
-    return run_measuring(_MODULE, msgspec.json.encode(spec), spec.model, core, decode_message, report)
+    return run_measuring(_MODULE, spec, spec.model, core, decode_message, report)
 
 
 def run_measuring(
     module: str,
-    question: bytes,
+    question: msgspec.Struct,
     model: str,
     core: int,
     decode: Callable[[bytes], Progress | Failed | Result],
     report: Callable[[Progress], None],
 ) -> Result:
     """``run_benchmark`` for any measuring program: it gets ``question`` on stdin, ``decode`` reads a line it says."""
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            guarded_command(module, os.getpid(), (core,)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=os.environ | _ONE_THREAD,
-            start_new_session=True,  # Ctrl+C in the terminal comes to this process alone
-        )
-        try:
-            report(Progress("loading", model, 0, 1))
-            return _converse(process, question, log, decode, report)
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _converse(
-    process: "subprocess.Popen[bytes]",
-    question: bytes,
-    log: IO[bytes],
-    decode: Callable[[bytes], Progress | Failed | Result],
-    report: Callable[[Progress], None],
-) -> Result:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout as answers:
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-            stdin.write(question)
-        for line in answers:
-            try:
-                message = decode(line)
-            except msgspec.DecodeError as error:
-                raise BenchmarkFailed(f"the measuring process said {line[:80]!r}: {error}") from error
-            match message:
-                case Progress() as progress:
-                    report(progress)
-                case Failed(message=reason):
-                    raise BenchmarkRefused(reason)
-                case result:
-                    return result
-    raise BenchmarkFailed(_last_words(process.wait(), log))
-
-
-def _last_words(code: int, log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = log.read().decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-    how = f"exit code {code}"
-    if code < 0:
-        how = f"signal {signal.Signals(-code).name}" + (
-            " (out of memory?)" if code == -signal.SIGKILL else ""
-        )
-    return f"the measuring process ended by {how}: {last}"
+    with MeasuringProcess(module, (core,)) as process:
+        report(Progress("loading", model, 0, 1))
+        process.say(question, is_last=True)
+        while True:
+            message = process.hear(decode)
+            if isinstance(message, Progress):
+                report(message)
+            elif not isinstance(message, Failed):
+                return message

@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 
 
 class EngineThread:
-    """``on_step`` is called in the thread after each step, ``on_layer`` in the middle of those that compute prompts;
-    ``on_error`` once, if the thread dies."""
+    """``on_step`` is called in the thread after each step, ``on_layer`` in the middle of those that compute prompts,
+    ``on_idle`` when nothing is left to do; ``on_error`` once, if the thread dies."""
 
     def __init__(
         self,
@@ -27,11 +27,14 @@ class EngineThread:
         on_step: Callable[[StepOutput], None],
         on_error: Callable[[BaseException], None],
         on_layer: OnLayer | None = None,
+        on_idle: Callable[[], object] | None = None,
     ) -> None:
         self.engine = engine
+        self.is_stepping = False  # it computes; may be read from any thread
         self._on_step = on_step
         self._on_error = on_error
         self._on_layer = on_layer
+        self._on_idle = on_idle
         self._posted: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards _is_closed together with the posting
         self._is_closed = False
@@ -72,7 +75,10 @@ class EngineThread:
         try:
             while self._run_posted():
                 if self.engine.has_work():
-                    self._on_step(self.engine.step(self._on_layer))
+                    self.is_stepping = True
+                    output = self.engine.step(self._on_layer)
+                    self.is_stepping = False
+                    self._on_step(output)
             with self._lock:
                 self._is_closed = True
             while not self._posted.empty():
@@ -85,8 +91,11 @@ class EngineThread:
     def _run_posted(self) -> bool:
         """Run all that is posted, waiting for something when there is no work. False: closed."""
         while True:
+            is_idle = not self.engine.has_work()
+            if is_idle and self._on_idle is not None and self._posted.empty():
+                self._on_idle()
             try:
-                call = self._posted.get(block=not self.engine.has_work())
+                call = self._posted.get(block=is_idle)
             except Empty:
                 return True
             if call is None:

@@ -11,6 +11,8 @@ import msgspec
 
 SCHEMA: Final = 1
 
+PROMPT_CHARACTERS: Final = 2000
+
 
 class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     """Fields every event has."""
@@ -35,6 +37,7 @@ class RunStarted(EventBase, frozen=True, kw_only=True, tag="run_started", omit_d
     mode: str
     codec: str
     wall_at: float
+    handoff: str = "always"
     schema: int = SCHEMA
 
 
@@ -51,6 +54,18 @@ class RunStopping(EventBase, frozen=True, kw_only=True, tag="run_stopping"):
 
 class RunStopped(EventBase, frozen=True, kw_only=True, tag="run_stopped"):
     orphans: int = 0
+
+
+class RunLogStalled(EventBase, frozen=True, kw_only=True, tag="run_log_stalled"):
+    """The log could not be written (a full disk); events wait in memory. ``reason`` is the system's word."""
+
+    reason: str
+
+
+class RunLogResumed(EventBase, frozen=True, kw_only=True, tag="run_log_resumed"):
+    """It could again, ``after_s`` later; nothing is missing."""
+
+    after_s: float
 
 
 class ModelDescribed(EventBase, frozen=True, kw_only=True, tag="model_described"):
@@ -91,7 +106,10 @@ class WorkerReady(EventBase, frozen=True, kw_only=True, tag="worker_ready"):
 
 
 class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker_exited"):
-    """``signal`` 0: it exited by itself with ``exit_code``. ``cause``: crash | operator | stop | hang | mismatch."""
+    """``signal`` 0: it exited by itself with ``exit_code``.
+
+    ``cause``: crash | operator | stop | restart | hang | mismatch; stop and restart were asked for.
+    """
 
     worker_id: str
     role: str
@@ -116,8 +134,63 @@ class WorkerFailed(EventBase, frozen=True, kw_only=True, tag="worker_failed"):
 
 
 class HeartbeatMissed(EventBase, frozen=True, kw_only=True, tag="heartbeat_missed"):
+    """The process did not answer for so long, or (``part`` "engine") its engine did not end a step. It is killed."""
+
     worker_id: str
     silent_s: float
+    part: str = ""
+
+
+class WorkerDraining(EventBase, frozen=True, kw_only=True, tag="worker_draining"):
+    """It takes no new requests from now on. ``reason``: drain | restart | remove."""
+
+    worker_id: str
+    reason: str
+    cause: str = ""
+
+
+class WorkerDrained(EventBase, frozen=True, kw_only=True, tag="worker_drained"):
+    """No request is left on it, ``after_s`` after the router heard of the drain."""
+
+    worker_id: str
+    after_s: float
+
+
+class WorkerResumed(EventBase, frozen=True, kw_only=True, tag="worker_resumed"):
+    """It takes new requests again."""
+
+    worker_id: str
+    cause: str = ""
+
+
+class WorkerAdded(EventBase, frozen=True, kw_only=True, tag="worker_added"):
+    worker_id: str
+    role: str
+    cause: str = ""
+
+
+class WorkerRemoved(EventBase, frozen=True, kw_only=True, tag="worker_removed"):
+    """Stopped and no longer part of the cluster."""
+
+    worker_id: str
+    cause: str = ""
+
+
+class RoleChanged(EventBase, frozen=True, kw_only=True, tag="role_changed"):
+    """For requests from now on."""
+
+    worker_id: str
+    from_role: str
+    role: str  # prefill | decode | both
+    cause: str = ""
+
+
+class BlocksStranded(EventBase, frozen=True, kw_only=True, tag="blocks_stranded"):
+    """A defect: a worker holds KV blocks that no request of it will ever free. ``holders`` names them."""
+
+    worker_id: str
+    blocks: int
+    holders: str
 
 
 class PeerRefused(EventBase, frozen=True, kw_only=True, tag="peer_refused"):
@@ -153,6 +226,7 @@ class WorkerStats(EventBase, frozen=True, kw_only=True, tag="worker_stats"):
     rss_bytes: int = 0
     late_frames: int = 0  # frames of an old attempt, dropped
     preemptions: int = 0  # sequences that lost their blocks and were computed again, since start
+    stranded_blocks: int = 0  # held by nobody who would free them
 
 
 class RouterStats(EventBase, frozen=True, kw_only=True, tag="router_stats"):
@@ -229,6 +303,46 @@ class RequestDispatched(EventBase, frozen=True, kw_only=True, tag="request_dispa
     prefill_reason: str = ""
 
 
+class HandoffChosen(EventBase, frozen=True, kw_only=True, tag="handoff_chosen"):
+    """``handoff = "auto"`` weighed where one attempt's prompt is computed. Milliseconds from dispatch on; each way's
+    sum is its parts and what the streams of the computing worker wait longer, all together (``stall``).
+
+    ``choice``: remote | local. Without estimates (all of them 0) nothing was weighed, and ``reason`` says why.
+    """
+
+    request_id: str
+    attempt: int
+    choice: str
+    reason: str
+    prefill_worker: str
+    decode_worker: str
+    remote_ms: float = 0.0
+    remote_queue_ms: float = 0.0
+    remote_prefill_ms: float = 0.0
+    remote_transfer_ms: float = 0.0  # prefill's end to first token
+    remote_stall_ms: float = 0.0
+    local_ms: float = 0.0
+    local_queue_ms: float = 0.0
+    local_prefill_ms: float = 0.0
+    local_stall_ms: float = 0.0
+    streams: int = 0  # that decode on the decode worker
+    link_bytes_per_s: float = 0.0  # 0 = not known
+    link_source: str = ""  # measured | asked
+
+
+class HandoffMeasured(EventBase, frozen=True, kw_only=True, tag="handoff_measured"):
+    """What the way that was chosen really took, dispatch to first token, beside its forecast (without the stall)."""
+
+    request_id: str
+    attempt: int
+    choice: str
+    forecast_ms: float
+    actual_ms: float
+    queue_ms: float
+    prefill_ms: float
+    transfer_ms: float
+
+
 class PrefillStarted(EventBase, frozen=True, kw_only=True, tag="prefill_started"):
     """The first chunk of the prompt entered an engine step."""
 
@@ -271,6 +385,14 @@ class TransferStarted(EventBase, frozen=True, kw_only=True, tag="transfer_starte
     skipped_tokens: int = 0
     skipped_bytes: int = 0  # as stored, before any codec
     codec_reason: str = ""  # where the worker chose the codec: the estimates that decided
+
+
+class TransferProgressed(EventBase, frozen=True, kw_only=True, tag="transfer_progressed"):
+    """So much of it was written to the link, ``sent_bytes`` as stored. At most twice a second per transfer."""
+
+    request_id: str
+    attempt: int
+    sent_bytes: int
 
 
 class TransferCompleted(EventBase, frozen=True, kw_only=True, tag="transfer_completed"):
@@ -337,6 +459,15 @@ class TokensDelivered(EventBase, frozen=True, kw_only=True, tag="tokens_delivere
     token_at: tuple[float, ...]
 
 
+class TextDelivered(EventBase, frozen=True, kw_only=True, tag="text_delivered"):
+    """What the client read since the last such event; only with ``router.log_text``. ``prompt`` comes with the first,
+    cut to its last ``PROMPT_CHARACTERS``."""
+
+    request_id: str
+    text: str
+    prompt: str = ""
+
+
 class FellBack(EventBase, frozen=True, kw_only=True, tag="fell_back"):
     """Decode prefills the prompt itself. Never silent: every one is such an event with its reason."""
 
@@ -391,10 +522,11 @@ class RequestRejected(EventBase, frozen=True, kw_only=True, tag="request_rejecte
 
 
 class RequestCancelled(EventBase, frozen=True, kw_only=True, tag="request_cancelled"):
-    """The client left. ``phase``: queued | prefill | transfer | decode."""
+    """The client left, or was dropped. ``phase``: queued | prefill | transfer | decode."""
 
     request_id: str
     phase: str
+    reason: str = "client_gone"  # or client_too_slow: it did not take what was written to it
 
 
 # --- what was done to the cluster ------------------------------------------------------------------------------
@@ -407,6 +539,11 @@ class ModeChanged(EventBase, frozen=True, kw_only=True, tag="mode_changed"):
 
 class CodecChanged(EventBase, frozen=True, kw_only=True, tag="codec_changed"):
     codec: str
+    cause: str = ""
+
+
+class HandoffChanged(EventBase, frozen=True, kw_only=True, tag="handoff_changed"):
+    handoff: str  # always | auto | never
     cause: str = ""
 
 
@@ -428,11 +565,21 @@ class BurstInjected(EventBase, frozen=True, kw_only=True, tag="burst_injected"):
 
 
 class FaultInjected(EventBase, frozen=True, kw_only=True, tag="fault_injected"):
-    """Somebody broke something on purpose. ``fault``: kill | hang | ..."""
+    """Somebody broke something on purpose. ``fault`` as in ``fault_kinds``; ``seconds`` 0: it has no set end."""
 
     fault: str
     target: str
     cause: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+
+
+class FaultHealed(EventBase, frozen=True, kw_only=True, tag="fault_healed"):
+    """A fault that was given a time is over, ``after_s`` after it began."""
+
+    fault: str
+    target: str
+    after_s: float
     detail: str = ""
 
 
@@ -441,14 +588,16 @@ class NoteAdded(EventBase, frozen=True, kw_only=True, tag="note_added"):
 
 
 Event = (
-    RunStarted | RunReady | RunStopping | RunStopped | ModelDescribed
+    RunStarted | RunReady | RunStopping | RunStopped | RunLogStalled | RunLogResumed | ModelDescribed
     | WorkerStarting | WorkerReady | WorkerExited | WorkerRestarting | WorkerFailed | HeartbeatMissed | PeerRefused
+    | WorkerDraining | WorkerDrained | WorkerResumed | WorkerAdded | WorkerRemoved | RoleChanged | BlocksStranded
     | WorkerStats | RouterStats | LinkConfigured | LinkProbed | LinkTuned
+    | HandoffChosen | HandoffMeasured | HandoffChanged
     | RequestArrived | RequestDispatched | PrefillStarted | PrefillProgressed | PrefillFinished
-    | TransferStarted | TransferCompleted | TransferFailed | DecodeAdmitted | FirstToken | TokensDelivered
-    | FellBack | RequestRetried | RequestMigrated | RequestFinished | RequestFailed | RequestRejected
-    | RequestCancelled | ModeChanged | CodecChanged | LoadStarted | LoadStopped | BurstInjected | FaultInjected
-    | NoteAdded
+    | TransferStarted | TransferProgressed | TransferCompleted | TransferFailed | DecodeAdmitted | FirstToken
+    | TokensDelivered | TextDelivered | FellBack | RequestRetried | RequestMigrated
+    | RequestFinished | RequestFailed | RequestRejected | RequestCancelled | ModeChanged | CodecChanged
+    | LoadStarted | LoadStopped | BurstInjected | FaultInjected | FaultHealed | NoteAdded
 )  # fmt: skip
 
 _encoder: Final = msgspec.json.Encoder()

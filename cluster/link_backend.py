@@ -20,7 +20,7 @@ from cluster.start_refused import StartRefused
 from cluster.units import format_bits_per_s
 
 REACHED_SHARE: Final = 0.9
-"""A path that measures below this share of the asked rate is reported as not reaching it."""
+"""A path that measures below this share of the asked rate, or of the asked delay, is reported as not reaching it."""
 
 _SO_MAX_PACING_RATE: Final = 47
 
@@ -34,14 +34,16 @@ class LinkBackend:
         shape: LinkShape,
         fabric: Fabric | None = None,
         warning: str = "",
-        num_prefill: int = 1,
+        num_pairs: int = 1,
     ) -> None:
         self.name = name
         self.shape = shape
         self.warning = warning
         self._fabric = fabric
-        self._num_prefill = num_prefill
-        self._reached: dict[tuple[str, str], float] = {}  # pair -> bits/s
+        self._num_pairs = num_pairs  # of a prefill and a decode worker
+        self._reached: dict[tuple[str, str], float] = {}  # (from, to) -> bits/s
+        self._rtt_ms: dict[tuple[str, str], float] = {}
+        self._kv_ways: set[tuple[str, str]] = set()
 
     def namespace_fd(self, slot: int) -> int:
         """Descriptor of the namespace of a worker, -1 = none."""
@@ -50,6 +52,14 @@ class LinkBackend:
     def host(self, slot: int) -> str:
         """Address a worker's KV socket listens on."""
         return self._fabric.address(slot) if self._fabric is not None else "127.0.0.1"
+
+    def make_place(self, slot: int) -> None:
+        """For one more worker, in a slot that was used before or in the next one. Blocks about 30 ms.
+
+        Raises NetnsError.
+        """
+        if self._fabric is not None and slot >= self._fabric.num_workers:
+            self._fabric.add_worker(self.shape)
 
     def worker_link(self) -> SetLink:
         """What the workers themselves have to do for this shape."""
@@ -71,17 +81,23 @@ class LinkBackend:
             self._fabric.shape(shape)
         self.shape = shape
         self._reached.clear()
+        self._rtt_ms.clear()
 
-    def measured(self, from_worker: str, to_worker: str, bits_per_s: float) -> bool:
-        """Take a probe's result; True when it changes what ``limit`` says."""
+    def measured(self, way: tuple[str, str], bits_per_s: float, rtt_ms: float, *, carries_kv: bool) -> bool:
+        """Take a probe's result; True when it changes what ``limit`` says. ``way``: from worker, to worker;
+        ``carries_kv``: from prefill to decode."""
         before = self.limit
-        self._reached[from_worker, to_worker] = bits_per_s
+        self._reached[way], self._rtt_ms[way] = bits_per_s, rtt_ms
+        if carries_kv:
+            self._kv_ways.add(way)
+            self._num_pairs = max(self._num_pairs, len(self._kv_ways))
         return self.limit != before
 
     @property
     def achieved_bits_per_s(self) -> float:
-        """Median over worker pairs of what was measured of this shape; 0 = nothing yet."""
-        return statistics.median(self._reached.values()) if self._reached else 0.0
+        """Median over worker pairs of what was measured of this shape, the way KV goes; 0 = nothing yet."""
+        rates = [rate for way, rate in self._reached.items() if way in self._kv_ways]
+        return statistics.median(rates) if rates else 0.0
 
     @property
     def limit(self) -> str:
@@ -90,9 +106,9 @@ class LinkBackend:
         found = [self.warning] if self.warning else []
         if self.name == "none" and (asked.bits_per_s > 0 or asked.needs_netem):
             found.append(f"asked {_in_words(asked)}; backend none leaves loopback unshaped")
-        if self.name == "pacing" and asked.bits_per_s > 0 and self._num_prefill > 1:
+        if self.name == "pacing" and asked.bits_per_s > 0 and self._num_pairs > 1:
             found.append(
-                "each connection is paced by itself: transfers into one worker do not share its rate"
+                "each connection is paced by itself: transfers between different workers do not share a cable"
             )
         if asked.loss > 0 and not (self._fabric is not None and self._fabric.has_netem):
             found.append(
@@ -104,6 +120,14 @@ class LinkBackend:
             found.append(
                 f"asked {format_bits_per_s(asked.bits_per_s)}; this host reached "
                 f"{format_bits_per_s(slow[pair])} ({pair[0]} to {pair[1]})"
+            )
+        least_ms = 2 * (asked.delay_ms - asked.jitter_ms) * REACHED_SHARE
+        quick = {pair: rtt_ms for pair, rtt_ms in self._rtt_ms.items() if rtt_ms < least_ms}
+        if quick and self.name != "none":
+            pair = min(quick, key=lambda pair: quick[pair])
+            found.append(
+                f"asked {asked.delay_ms:g} ms one way; the round trip is {quick[pair]:.2g} ms "
+                f"({pair[0]} to {pair[1]})"
             )
         return "; ".join(found)
 
@@ -135,13 +159,13 @@ def resolve_link(profile: Profile) -> LinkBackend:
         jitter_ms=profile.link.jitter_ms,
         loss=profile.link.loss,
     )
-    num_prefill = profile.cluster.prefill
+    num_prefill, num_decode = profile.cluster.prefill, profile.cluster.decode
     if asked == "none":
         return LinkBackend("none", shape)
     reasons = []
     if asked in ("auto", "netns"):
         try:
-            fabric = _shaped_fabric(num_prefill + profile.cluster.decode, shape)
+            fabric = _shaped_fabric(num_prefill + num_decode, shape)
         except NetnsError as error:
             if asked == "netns":
                 raise StartRefused(f"link backend netns cannot work here: {error}") from error
@@ -150,7 +174,7 @@ def resolve_link(profile: Profile) -> LinkBackend:
             return LinkBackend("netns", shape, fabric)
     reason = pacing_problem()
     if not reason:
-        return LinkBackend("pacing", shape, num_prefill=num_prefill)
+        return LinkBackend("pacing", shape, num_pairs=num_prefill * num_decode)
     if asked == "pacing":
         raise StartRefused(f"link backend pacing cannot work here: {reason}")
     reasons.append(f"pacing: {reason}")

@@ -28,6 +28,9 @@ MAX_PROMPTS: Final = 3
 ENOUGH_S: Final = 2.0
 """No further prompt is measured after so much prefill: a slow engine's rate is known by then."""
 
+LENGTHS: Final = (64, 512, 2048)
+"""Prompts by which forecasts are calibrated: what a prefill costs per token depends on its length."""
+
 OUTPUT_TOKENS: Final = 2
 LOWEST_BITS_PER_S: Final = 5e6
 """A slower link could not be measured before anybody would give up waiting for the start."""
@@ -84,6 +87,25 @@ class PrefillRateProbe:
             raise MeasuringFailed("no prompt took any time")
         return tokens / seconds
 
+    async def send_lengths(self, pair: tuple[str, str], decode: WorkerAddress, limit_s: float) -> None:
+        """One prompt of each of LENGTHS through the pair, alone, so that the router learns what it takes.
+
+        Longer ones are left out where the shorter ones took long. Raises MeasuringFailed.
+        """
+        room = min(decode.max_model_len, decode.total_blocks * decode.block_size) - OUTPUT_TOKENS
+        began_at = time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                for length in sorted({min(length, room) for length in LENGTHS}):
+                    await self._send(pair, prompt(f"{pair} {length}", length))
+                    if time.monotonic() - began_at >= ENOUGH_S:
+                        break
+        except TimeoutError:
+            raise MeasuringFailed(f"no prompt was served within {limit_s:g} s") from None
+        finally:
+            self._answer = None
+            self._finished.clear()
+
     async def _send(self, pair: tuple[str, str], prompt_token_ids: tuple[int, ...]) -> PrefillFinished:
         self._answer = asyncio.get_running_loop().create_future()
         self._router.send(
@@ -112,9 +134,9 @@ def prompt_lengths(worker: WorkerAddress) -> list[int]:
     return [min(WARM_UP_TOKENS, room), *[min(PROMPT_TOKENS, room)] * MAX_PROMPTS]
 
 
-def prompt(number: int, num_tokens: int) -> tuple[int, ...]:
-    """Token ids that every vocabulary has; another ``number`` begins with others, so that no cache answers."""
-    rng = random.Random(f"prefill rate {number}")
+def prompt(name: object, num_tokens: int) -> tuple[int, ...]:
+    """Token ids that every vocabulary has; another ``name`` begins with others, so that no cache answers."""
+    rng = random.Random(f"prefill rate {name}")
     return tuple(rng.randrange(SYNTHETIC_TOKEN_IDS) for _ in range(num_tokens))
 
 

@@ -8,7 +8,7 @@ closed loop, as busy as the server allows. Failures are counted by kind.
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -100,9 +100,9 @@ class LoadGenerator:
 
     @property
     def lag_p99_s(self) -> float:
-        """How late arrivals left this client, over the last ``_LAGS_KEPT``; 0.0 before any."""
+        """How late arrivals and repeated bursts left this client, over the last ``_LAGS_KEPT``; 0.0 before any."""
         lags = sorted(self._lags_s)
-        return lags[int(0.99 * (len(lags) - 1))] if lags else 0.0
+        return lags[int(0.99 * len(lags))] if lags else 0.0
 
     async def start(self, name: str, cause: str) -> None:
         """Begin the named load of the profile; another one that runs is stopped first.
@@ -113,15 +113,38 @@ class LoadGenerator:
         if load is None:
             raise LoadError(f"load {name!r} is unknown; allowed: {', '.join(self._profile.load)}")
         corpus = await self._get_corpus()
-        await self.stop(cause)
-        self.running = name
-        self._emit(LoadStarted(at=time.monotonic(), name=name, detail=describe_load(load), cause=cause))
-        follow = self._keep_streams if load.streams else self._follow_schedule
-        self._schedules = {asyncio.create_task(follow(load, corpus), name=f"load {name}")}
+        requests = steady_requests(load, corpus)
+        if load.streams:
+            schedule = self._keep_streams(requests, load.streams)
+        else:
+            schedule = self._follow_schedule(requests, load.max_in_flight)
+        await self._begin(name, describe_load(load), schedule, cause)
         if load.burst_every_s > 0:
             self._schedules.add(
-                asyncio.create_task(self._repeat_burst(name, load.burst_every_s), name="bursts")
+                asyncio.create_task(self.repeat_bursts(load.burst_every_s, f"load {name}"), name="bursts")
             )
+
+    async def follow(
+        self,
+        name: str,
+        detail: str,
+        requests_of: Callable[[PromptCorpus], Iterator[PlannedRequest]],
+        cause: str,
+        max_in_flight: int,
+    ) -> None:
+        """Send these requests by their times and return when the last one is on its way, or the load was stopped.
+
+        Another load that runs is stopped first. Raises ModelError for an unknown model.
+        """
+        schedule = self._follow_schedule(requests_of(await self._get_corpus()), max_in_flight)
+        await self._begin(name, detail, schedule, cause)
+        await asyncio.wait(self._schedules)
+
+    async def _begin(self, name: str, detail: str, schedule: Coroutine[Any, Any, None], cause: str) -> None:
+        await self.stop(cause)
+        self.running = name
+        self._emit(LoadStarted(at=time.monotonic(), name=name, detail=detail, cause=cause))
+        self._schedules = {asyncio.create_task(schedule, name=f"load {name}")}
 
     async def stop(self, cause: str, *, cancel: bool = False) -> None:
         """No new arrivals. What is in flight finishes, or with ``cancel`` is dropped. Nothing runs: nothing happens."""
@@ -181,40 +204,42 @@ class LoadGenerator:
             self._corpus = asyncio.create_task(asyncio.to_thread(model_corpus, self._model_id))
         return await asyncio.shield(self._corpus)
 
-    async def _follow_schedule(self, load: LoadSection, corpus: PromptCorpus) -> None:
+    async def _follow_schedule(self, requests: Iterator[PlannedRequest], max_in_flight: int) -> None:
         begin = time.monotonic()
-        for request in steady_requests(load, corpus):
+        for request in requests:
             due = begin + request.at_s
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if len(self._steady) >= load.max_in_flight:
+            if len(self._steady) >= max_in_flight:
                 self.counts.skipped += 1
                 continue
             self._lags_s.append(time.monotonic() - due)
             self._spawn(self._steady, request, "steady")
 
-    async def _keep_streams(self, load: LoadSection, corpus: PromptCorpus) -> None:
-        """``load.streams`` requests at a time: the next one leaves when one is answered."""
-        for request in steady_requests(load, corpus):
+    async def _keep_streams(self, requests: Iterator[PlannedRequest], streams: int) -> None:
+        """``streams`` requests at a time: the next one leaves when one is answered."""
+        for request in requests:
             failed = self.counts.failed
-            while len(self._steady) >= load.streams:
+            while len(self._steady) >= streams:
                 await asyncio.wait(self._steady, return_when=asyncio.FIRST_COMPLETED)
             if self.counts.failed > failed:  # a router that refuses at once must not be asked in a tight loop
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
             self._spawn(self._steady, request, "steady")
 
-    async def _repeat_burst(self, name: str, every_s: float) -> None:
-        """The profile's burst after half of ``every_s``, then every ``every_s``, but none while one is unanswered."""
+    async def repeat_bursts(self, every_s: float, cause: str) -> None:
+        """The profile's burst after half of ``every_s``, then every ``every_s``, but none while one is unanswered;
+        until cancelled. Raises ModelError for an unknown model."""
         burst = self._profile.burst
         command = InjectBurst(
             prompts=burst.prompts,
             prompt_tokens=burst.prompt_tokens,
             max_tokens=burst.max_tokens,
-            cause=f"load {name}",
+            cause=cause,
         )
         due = time.monotonic() + every_s / 2
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             if not self._bursts:
+                self._lags_s.append(time.monotonic() - due)
                 await self.burst(command)
             due += every_s
 

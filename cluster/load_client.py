@@ -19,23 +19,35 @@ from cluster.workload import PlannedRequest
 LABEL_HEADER: Final = "x-pdconsole-label"
 """Tells the run log who sent a request: ``steady`` or ``burst``."""
 
+ID_HEADER: Final = "x-request-id"
+"""The client's own name for a request going out, the router's coming back."""
+
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=300.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
     """One request by this client's clock. ``failure`` "" means that a whole stream came, else it is the kind:
-    connect, timeout, http_<status>, error_event, bad_chunk, broken_stream."""
+    connect, timeout, http_<status>, error_event, bad_chunk, broken_stream.
+
+    ``num_chunks`` is the number of tokens: the router sends one a chunk. ``retry_after_s`` None: the answer named no
+    time."""
 
     label: str
     ttft_s: float = 0.0  # sent -> first chunk with a choice
     itl_s: tuple[float, ...] = ()  # gaps between chunks with a choice
     e2el_s: float = 0.0  # sent -> last chunk with a choice
     failure: str = ""
+    request_id: str = ""  # the router's, "" where the answer named none
+    text: str = ""
+    finish_reason: str = ""
+    num_chunks: int = 0
+    retry_after_s: float | None = None
 
 
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
+    text: str = ""
 
 
 class _Chunk(msgspec.Struct):
@@ -45,12 +57,15 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-class _Model(msgspec.Struct):
+class ServedModel(msgspec.Struct):
+    """A row of ``/v1/models``. ``max_model_len`` 0: the server does not tell."""
+
     id: str
+    max_model_len: int = 0
 
 
 class _ModelList(msgspec.Struct):
-    data: list[_Model]
+    data: list[ServedModel]
 
 
 _chunk_decoder: Final = msgspec.json.Decoder(_Chunk)
@@ -68,10 +83,13 @@ class LoadClient:
         self._model_id = model_id
         self._session: aiohttp.ClientSession | None = None
 
-    async def send(self, request: PlannedRequest, label: str) -> RequestResult:
-        """Send one request and read its stream to the end. Never raises for what the server or the network does."""
+    async def send(self, request: PlannedRequest, label: str, client_id: str = "") -> RequestResult:
+        """Send one request and read its stream to the end. Never raises for what the server or the network does.
+
+        ``client_id`` is the client's own name for it, which the run log keeps.
+        """
         try:
-            return await self._stream(request, label)
+            return await self._stream(request, label, client_id)
         except TimeoutError:
             failure = "timeout"
         except aiohttp.ClientConnectorError:
@@ -87,40 +105,56 @@ class LoadClient:
             await self._session.close()
             self._session = None
 
-    async def _stream(self, request: PlannedRequest, label: str) -> RequestResult:
+    async def _stream(self, request: PlannedRequest, label: str, client_id: str) -> RequestResult:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT, connector=aiohttp.TCPConnector(limit=0))
         sent_at = time.monotonic()
         chunk_at: list[float] = []
-        finished = False
+        pieces: list[str] = []
+        finish_reason = ""
+        headers = {"content-type": "application/json", LABEL_HEADER: label}
+        if client_id:
+            headers[ID_HEADER] = client_id
         async with self._session.post(
-            self._completions_url,
-            data=_request_body(request, self._model_id),
-            headers={"content-type": "application/json", LABEL_HEADER: label},
+            self._completions_url, data=_request_body(request, self._model_id), headers=headers
         ) as response:
+            request_id = response.headers.get(ID_HEADER, "")
             if response.status != 200:
-                return RequestResult(label, failure=f"http_{response.status}")
+                retry_after_s = _seconds(response.headers.get("Retry-After", ""))
+                failure = f"http_{response.status}"
+                return RequestResult(
+                    label, failure=failure, request_id=request_id, retry_after_s=retry_after_s
+                )
             async for chunk in _chunks(response):
                 if chunk.error is not None:
-                    return RequestResult(label, failure="error_event")
+                    return RequestResult(label, failure="error_event", request_id=request_id)
                 if chunk.choices:
                     chunk_at.append(time.monotonic())
-                    finished = finished or chunk.choices[0].finish_reason is not None
-        if not finished:  # the stream ended, the completion did not
-            return RequestResult(label, failure="broken_stream")
-        gaps = tuple(later - earlier for earlier, later in itertools.pairwise(chunk_at))
-        return RequestResult(label, ttft_s=chunk_at[0] - sent_at, itl_s=gaps, e2el_s=chunk_at[-1] - sent_at)
+                    pieces.append(chunk.choices[0].text)
+                    finish_reason = finish_reason or chunk.choices[0].finish_reason or ""
+        if not finish_reason:  # the stream ended, the completion did not
+            return RequestResult(label, failure="broken_stream", request_id=request_id)
+        return RequestResult(
+            label,
+            ttft_s=chunk_at[0] - sent_at,
+            itl_s=tuple(later - earlier for earlier, later in itertools.pairwise(chunk_at)),
+            e2el_s=chunk_at[-1] - sent_at,
+            request_id=request_id,
+            text="".join(pieces),
+            finish_reason=finish_reason,
+            num_chunks=len(pieces),
+        )
 
 
-async def served_model(url: str) -> str:
-    """The id of the model that the router at ``url`` serves. Raises ServerUnreachable."""
+async def served_model(url: str) -> ServedModel:
+    """The model that the router at ``url`` serves. Raises ServerUnreachable."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session,
             session.get(url.rstrip("/") + "/v1/models") as response,
         ):
             response.raise_for_status()
-            return msgspec.json.decode(await response.read(), type=_ModelList).data[0].id
+            return msgspec.json.decode(await response.read(), type=_ModelList).data[0]
     except aiohttp.ClientConnectorError as error:
         why = os.strerror(error.os_error.errno) if error.os_error.errno else str(error.os_error)
         raise ServerUnreachable(f"no router answers at {url}: {why}") from error
@@ -142,6 +176,11 @@ def _request_body(request: PlannedRequest, model_id: str) -> bytes:
             "stream": True,
         }
     )
+
+
+def _seconds(text: str) -> float | None:
+    """What a Retry-After in seconds says; None for a date or nothing."""
+    return float(text) if text.isascii() and text.isdigit() else None
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[_Chunk]:

@@ -1,7 +1,14 @@
-"""The end of a process's log file, for people. A file that is missing or cannot be read has no lines."""
+"""A process's log file, for people: its next line, and its end. A full disk or a missing file is no error here."""
 
+import contextlib
 from collections import deque
 from pathlib import Path
+
+
+def log_line(text: str) -> None:
+    """Write to this process's log, which is its standard output. A disk that is full must not end the process."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from cluster.events import (
     Event,
     FellBack,
+    HandoffChosen,
+    HandoffMeasured,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -37,15 +39,18 @@ _SLO_SAMPLES = 50_000
 
 @dataclass(frozen=True)
 class Slos:
-    """Limits a good request keeps, all of them; None = no limit. As vLLM: TPOT counts as 0 with one token."""
+    """Limits a good request keeps, all of them; None = no limit. As vLLM: TPOT counts as 0 with one token. ITL is a
+    limit on every gap."""
 
     ttft_ms: float | None = None
+    itl_ms: float | None = None
     tpot_ms: float | None = None
     e2el_ms: float | None = None
 
     def are_met_by(self, request: "RequestLatency") -> bool:
         return (
             (self.ttft_ms is None or request.ttft_ms <= self.ttft_ms)
+            and (self.itl_ms is None or request.worst_itl_ms <= self.itl_ms)
             and (self.tpot_ms is None or request.tpot_ms <= self.tpot_ms)
             and (self.e2el_ms is None or request.e2el_ms <= self.e2el_ms)
         )
@@ -57,6 +62,7 @@ class RequestLatency(NamedTuple):
     ttft_ms: float
     tpot_ms: float  # 0 with one token
     e2el_ms: float
+    worst_itl_ms: float  # 0 with one token
 
 
 @dataclass
@@ -128,6 +134,39 @@ class KVTotals:
             self.unequal_raw += 1
 
 
+@dataclass
+class HandoffTotals:
+    """Over attempts that ``handoff = "auto"`` weighed. An error is the time from dispatch to first token less its
+    forecast."""
+
+    choices: Counter[str] = field(default_factory=Counter)  # remote, local
+    unweighed: int = 0  # of these, for want of measurements
+    error_ms: Samples = field(default_factory=Samples)  # absolute
+    signed_error_ms: float = 0.0  # sum, as the next one
+    actual_ms: float = 0.0
+
+    @property
+    def error_share(self) -> float | None:
+        """The absolute errors' sum over the sum of what it took."""
+        error_ms = self.error_ms
+        return (error_ms.mean or 0.0) * error_ms.count / self.actual_ms if self.actual_ms > 0 else None
+
+    @property
+    def bias_ms(self) -> float | None:
+        """Mean of the signed errors."""
+        return self.signed_error_ms / self.error_ms.count if self.error_ms.count else None
+
+    def chosen(self, event: HandoffChosen) -> None:
+        self.choices[event.choice] += 1
+        self.unweighed += not event.remote_ms and not event.local_ms
+
+    def measured(self, event: HandoffMeasured) -> None:
+        error_ms = event.actual_ms - event.forecast_ms
+        self.error_ms.add(abs(error_ms))
+        self.signed_error_ms += error_ms
+        self.actual_ms += event.actual_ms
+
+
 class RunMetrics:
     """Fold of a run's events. ``keep``: how many ended requests' timelines to hold, None = all.
 
@@ -156,6 +195,7 @@ class RunMetrics:
         self.pools_by_label: dict[str, LatencyPools] = {}
         self.ttft_parts_ms = dict.fromkeys(TTFT_PARTS, 0.0)  # sums over finished requests
         self.kv = KVTotals()
+        self.handoff = HandoffTotals()
         self._keep = keep
         self._filter = RequestFilter()
         self._running: dict[str, RequestTimeline] = {}
@@ -224,6 +264,10 @@ class RunMetrics:
         match event:
             case TransferCompleted():
                 self.kv.add(event)
+            case HandoffChosen():
+                self.handoff.chosen(event)
+            case HandoffMeasured():
+                self.handoff.measured(event)
             case TransferFailed():
                 timeline = self.timelines.get(event.request_id)
                 if timeline is None or event.attempt != timeline.failed_transfer_attempt:
@@ -272,7 +316,8 @@ class RunMetrics:
         for part, value in timeline.ttft_parts_ms.items():
             self.ttft_parts_ms[part] += value
         ttft_ms = math.inf if timeline.ttft_ms is None else timeline.ttft_ms
-        latency = RequestLatency(ttft_ms, timeline.tpot_ms or 0.0, event.e2el_ms)
+        worst_itl_ms = max(timeline.itl_ms, default=0.0)
+        latency = RequestLatency(ttft_ms, timeline.tpot_ms or 0.0, event.e2el_ms, worst_itl_ms)
         place = self._latency_places.place()
         if place == len(self._latencies):
             self._latencies.append(latency)

@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -80,19 +80,32 @@ class Fabric:
 
         Raises NetnsError when ``tc`` refuses.
         """
+        self._shape(range(len(self._worker_fds)), shape)
+
+    def add_worker(self, shape: LinkShape) -> None:
+        """One more worker's namespace and cable, in the next slot. Raises NetnsError, and then adds none."""
+        slot = len(self._worker_fds)
+        if slot >= MAX_WORKERS:
+            raise NetnsError(f"the netns link holds {MAX_WORKERS} workers")
+        self._worker_fds.append(new_namespace())
+        try:
+            self._cable([slot])
+            self._shape([slot], shape)
+        except NetnsError:
+            os.close(self._worker_fds.pop())
+            raise
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._worker_fds)
+
+    def _shape(self, slots: Sequence[int], shape: LinkShape) -> None:
         own_end = shape if self.has_netem else LinkShape(bits_per_s=shape.bits_per_s)
         at_port = LinkShape(bits_per_s=shape.bits_per_s)  # a delay is on the way once, not twice
-        for fd in self._worker_fds:
-            _run_tool(fd, "tc", shaping_commands("kv0", own_end))
-        _run_tool(
-            self._bridge_fd,
-            "tc",
-            [
-                line
-                for slot in range(len(self._worker_fds))
-                for line in shaping_commands(f"port{slot}", at_port)
-            ],
-        )
+        for slot in slots:
+            _run_tool(self._worker_fds[slot], "tc", shaping_commands("kv0", own_end))
+        lines = [line for slot in slots for line in shaping_commands(f"port{slot}", at_port)]
+        _run_tool(self._bridge_fd, "tc", lines)
 
     def queues(self, slot: int) -> bytes:
         """``tc -json qdisc show`` of the worker's own end, for checks and the doctor."""
@@ -114,19 +127,24 @@ class Fabric:
         self._bridge_fd = new_namespace()
         for _ in range(num_workers):
             self._worker_fds.append(new_namespace())
-        commands = ["link set lo up", "link add name kvbridge type bridge", "link set kvbridge up"]
-        for slot, fd in enumerate(self._worker_fds):
-            peer = f"name kv0 mtu {MTU} netns /proc/self/fd/{fd}"
-            commands.append(f"link add name port{slot} mtu {MTU} type veth peer {peer}")
-            commands.append(f"link set port{slot} master kvbridge up")
-        _run_tool(self._bridge_fd, "ip", commands, pass_fds=tuple(self._worker_fds))
-        for slot, fd in enumerate(self._worker_fds):
-            _run_tool(
-                fd, "ip", ["link set lo up", f"addr add {self.address(slot)}/24 dev kv0", "link set kv0 up"]
-            )
+        bridge = ["link set lo up", "link add name kvbridge type bridge", "link set kvbridge up"]
+        _run_tool(self._bridge_fd, "ip", bridge)
+        self._cable(range(num_workers))
         self.has_netem = _can_queue(self._bridge_fd, "netem delay 1ms")
         if not _can_queue(self._bridge_fd, "tbf rate 1gbit burst 128kb latency 50ms"):
             raise NetnsError("this kernel has no tbf queue (module sch_tbf)")
+
+    def _cable(self, slots: Sequence[int]) -> None:
+        """Join these workers' namespaces to the bridge."""
+        commands = []
+        for slot in slots:
+            peer = f"name kv0 mtu {MTU} netns /proc/self/fd/{self._worker_fds[slot]}"
+            commands.append(f"link add name port{slot} mtu {MTU} type veth peer {peer}")
+            commands.append(f"link set port{slot} master kvbridge up")
+        _run_tool(self._bridge_fd, "ip", commands, pass_fds=tuple(self._worker_fds))
+        for slot in slots:
+            own = ["link set lo up", f"addr add {self.address(slot)}/24 dev kv0", "link set kv0 up"]
+            _run_tool(self._worker_fds[slot], "ip", own)
 
 
 def shaping_commands(device: str, shape: LinkShape) -> list[str]:

@@ -6,7 +6,7 @@ Everything a stimulus leads to is collected in ``out``, in order; ``now`` is the
 from collections import deque
 from typing import Final
 
-from cluster.control import AbortRequest
+from cluster.control import AbortRequest, AbsentWorker
 from cluster.dispatch import withdraw
 from cluster.events import Event, RequestFailed, RequestFinished, TokensDelivered
 from cluster.routed_request import RoutedRequest
@@ -23,6 +23,7 @@ class OpenRequests:
         self.requests: dict[str, RoutedRequest] = {}
         self.queue: deque[str] = deque()
         self.workers: dict[str, WorkerView] = {}
+        self.absent: dict[str, AbsentWorker] | None = None  # None: nothing was said of the workers yet
         self.out: list[Instruction] = []
         self.now = 0.0
 

@@ -95,7 +95,7 @@ def parse_request(
     body = _decode(raw, is_chat)
     if body.model and body.model != model_id:
         raise ApiError(404, f"model {body.model!r} is not served here; allowed: {model_id!r}")
-    prompt = _prompt_ids(body, tokenizer)
+    prompt = _prompt_ids(body, tokenizer, max_model_len)
     if not prompt:
         raise ApiError(400, "the prompt has no tokens; allowed is 1 or more")
     outside = next((token for token in prompt if not 0 <= token < vocab_size), None)
@@ -160,16 +160,18 @@ def _decode(raw: bytes, is_chat: bool) -> _CompletionBody | _ChatBody:
         raise ApiError(400, f"the body is not JSON: {error}") from error
 
 
-def _prompt_ids(body: _CompletionBody | _ChatBody, tokenizer: Tokenizer) -> list[int]:
+def _prompt_ids(body: _CompletionBody | _ChatBody, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
     if isinstance(body, _ChatBody):
         if not body.messages:
             raise ApiError(400, "messages is empty; allowed is 1 or more messages")
         messages = [{"role": message.role, "content": _text_of(message)} for message in body.messages]
+        _check_length("".join(message["content"] for message in messages), tokenizer, max_model_len)
         try:
             return tokenizer.encode_chat(messages)
         except ValueError as error:
             raise ApiError(400, str(error)) from error
     if isinstance(body.prompt, str):
+        _check_length(body.prompt, tokenizer, max_model_len)
         return tokenizer.encode(body.prompt)
     token_ids = [item for item in body.prompt if isinstance(item, int)]
     if len(token_ids) == len(body.prompt):
@@ -178,8 +180,23 @@ def _prompt_ids(body: _CompletionBody | _ChatBody, tokenizer: Tokenizer) -> list
         raise ApiError(400, f"prompt holds {len(body.prompt)} prompts; allowed is 1 a request")
     only = body.prompt[0]
     if isinstance(only, str):
+        _check_length(only, tokenizer, max_model_len)
         return tokenizer.encode(only)
     return only if isinstance(only, list) else token_ids
+
+
+def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Refuse a text that cannot fit whatever its tokens are, before it is tokenized: that may take minutes.
+
+    Twice the longest token, because a tokenizer may shorten text before it looks for tokens (composed characters).
+    """
+    most_bytes = 2 * tokenizer.longest_token_bytes * max_model_len
+    if len(text.encode(errors="surrogatepass")) > most_bytes:
+        raise ApiError(
+            400,
+            f"the prompt has {len(text)} characters, more than any {max_model_len} tokens; "
+            f"the model's context is {max_model_len} tokens",
+        )
 
 
 def _text_of(message: _ChatMessage) -> str:

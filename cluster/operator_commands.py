@@ -1,38 +1,42 @@
 """What each operator command does, and the one line it answers with."""
 
-import asyncio
-import signal
 import time
 from collections.abc import Callable
 from typing import Final
 
+from cluster.command_refused import CommandRefused
 from cluster.control import (
     AddNote,
+    AddWorker,
     ChangeLink,
     Command,
+    DrainWorker,
     InjectBurst,
+    InjectLinkFault,
     KillWorker,
+    RemoveWorker,
+    RestartWorker,
+    ResumeWorker,
     SetCodec,
+    SetHandoff,
     SetLoad,
     SetMode,
+    SetRole,
     StopCluster,
 )
-from cluster.events import CodecChanged, Event, FaultInjected, ModeChanged, NoteAdded
+from cluster.events import CodecChanged, Event, HandoffChanged, ModeChanged, NoteAdded
+from cluster.fault_injection import FaultInjection
+from cluster.fleet import Fleet
 from cluster.link_backend import LinkBackend
 from cluster.load import LoadError, LoadGenerator
-from cluster.netns import LinkShape, NetnsError
 from cluster.process_set import ProcessSet
 from cluster.process_slot import ROUTER_ID
-from cluster.units import format_bits_per_s
+from cluster.worker_roles import PREFILL_ROLES
 from engine.model_ids import ModelError
 from transport.codec_choice import CODEC_CHOICES
 
 MODES: Final = ("disagg", "colocated")
-SIGNALS: Final = {"KILL": "kill", "TERM": "terminate", "STOP": "hang", "CONT": "resume"}
-
-
-class CommandRefused(Exception):
-    """The command cannot be carried out; the message says what is wrong and what is allowed."""
+HANDOFFS: Final = ("always", "auto", "never")
 
 
 class OperatorCommands:
@@ -42,20 +46,28 @@ class OperatorCommands:
         self,
         mode: str,
         codec: str,
+        handoff: str,
         *,
         processes: ProcessSet,
+        fleet: Fleet,
         link: LinkBackend,
         load: LoadGenerator,
         emit: Callable[[Event], None],
+        retell: Callable[[], None],
         relink: Callable[[], None],
     ) -> None:
         self.mode = mode
         self.codec = codec
+        self.handoff = handoff
         self._processes = processes
-        self._link = link
+        self._fleet = fleet
         self._load = load
         self._emit = emit
-        self._relink = relink
+        self._faults = FaultInjection(processes, link, emit=emit, retell=retell, relink=relink)
+
+    def close(self) -> None:
+        """Before the processes are stopped."""
+        self._faults.close()
 
     async def run(self, command: Command) -> str:
         """Do it; returns the line for the operator. Raises CommandRefused."""
@@ -65,13 +77,19 @@ class OperatorCommands:
             case SetLoad():
                 return await self._set_load(command)
             case KillWorker():
-                return self._kill(command)
+                return self._faults.signal(command)
+            case InjectLinkFault():
+                return self._faults.hurt_link(command)
             case SetMode():
                 return self._set_mode(command)
             case SetCodec():
                 return self._set_codec(command)
+            case SetHandoff():
+                return self._set_handoff(command)
             case ChangeLink():
-                return await self._change_link(command)
+                return await self._faults.change_link(command)
+            case DrainWorker() | ResumeWorker() | RestartWorker() | SetRole() | AddWorker() | RemoveWorker():
+                return await self._fleet.run(command)
             case AddNote(text=text):
                 self._emit(NoteAdded(at=time.monotonic(), text=text))
                 return "noted"
@@ -98,35 +116,12 @@ class OperatorCommands:
             raise CommandRefused(str(error)) from error
         return f"load {command.name} started"
 
-    def _kill(self, command: KillWorker) -> str:
-        slot = self._processes.find(command.worker_id)
-        if slot is None:
-            allowed = ", ".join(self._processes.ids)
-            raise CommandRefused(f"worker {command.worker_id!r} is unknown; allowed: {allowed}")
-        fault = SIGNALS.get(command.signal)
-        if fault is None:
-            raise CommandRefused(f"signal {command.signal!r} is unknown; allowed: {', '.join(SIGNALS)}")
-        child = slot.child
-        if child is None or not child.is_running:
-            raise CommandRefused(f"{slot.process_id} is not running ({slot.failed or slot.state})")
-        if command.signal in ("KILL", "TERM"):
-            slot.kill_cause = "operator"
-        self._emit(
-            FaultInjected(
-                at=time.monotonic(),
-                fault=fault,
-                target=slot.process_id,
-                cause=command.cause,
-                detail=f"SIG{command.signal} to pid {child.pid}",
-            )
-        )
-        child.signal(signal.Signals[f"SIG{command.signal}"])
-        return f"SIG{command.signal} sent to {slot.process_id} (pid {child.pid})"
-
     def _set_mode(self, command: SetMode) -> str:
         if command.mode not in MODES:
             raise CommandRefused(f"mode {command.mode!r} is unknown; allowed: {', '.join(MODES)}")
-        if command.mode == "disagg" and not any(slot.role == "prefill" for slot in self._processes.workers):
+        if command.mode == "disagg" and not any(
+            slot.role in PREFILL_ROLES for slot in self._processes.workers
+        ):
             raise CommandRefused("mode disagg needs a prefill worker; this cluster has none")
         self.mode = command.mode
         router = self._processes.slot(ROUTER_ID)
@@ -147,19 +142,13 @@ class OperatorCommands:
             self._emit(CodecChanged(at=time.monotonic(), codec=command.codec, cause=command.cause))
         return f"codec {command.codec}, from the next transfer on"
 
-    async def _change_link(self, command: ChangeLink) -> str:
-        if command.bits_per_s < 0 or command.delay_ms < 0 or command.jitter_ms < 0:
-            raise CommandRefused("link: rate, delay and jitter must be 0 or more")
-        shape = LinkShape(
-            bits_per_s=command.bits_per_s,
-            delay_ms=command.delay_ms,
-            jitter_ms=command.jitter_ms,
-            loss=self._link.shape.loss,
-        )
-        try:
-            await asyncio.to_thread(self._link.change, shape)
-        except (NetnsError, ValueError) as error:
-            raise CommandRefused(str(error)) from error
-        self._relink()
-        delay = f", {command.delay_ms:g} ms one way" if command.delay_ms else ""
-        return f"link {format_bits_per_s(command.bits_per_s)}{delay}"
+    def _set_handoff(self, command: SetHandoff) -> str:
+        if command.handoff not in HANDOFFS:
+            raise CommandRefused(f"handoff {command.handoff!r} is unknown; allowed: {', '.join(HANDOFFS)}")
+        self.handoff = command.handoff
+        router = self._processes.slot(ROUTER_ID)
+        if router.is_ready:
+            router.send(command)
+        else:
+            self._emit(HandoffChanged(at=time.monotonic(), handoff=command.handoff, cause=command.cause))
+        return f"handoff {command.handoff}, from the next request on"

@@ -22,9 +22,10 @@ from cluster.codec_selector import CodecSelector
 from cluster.control import AbortRequest, StartPrefill
 from cluster.events import (
     TransferCompleted,
+    TransferProgressed,
     TransferStarted,
 )
-from cluster.kv_stream import KVStream
+from cluster.kv_stream import KVStream, least_piece_tokens
 from cluster.worker_outbox import WorkerOutbox
 from engine.engine import Engine
 from engine.outputs import NewToken, PrefillProgress
@@ -45,13 +46,15 @@ class PrefillJob:
     clock: PrefillClock = field(default_factory=PrefillClock)
     accepted: wire.TransferAccepted | None = None
     is_started: bool = False  # the log knows that DATA leaves
+    told_bytes: int = 0  # of KV under way, as the log knows it
     is_aborted: bool = False  # the router no longer wants to hear of it
 
 
 class PrefillSide:
     """``sender_to(host, port)`` gives the persistent connection to a decode worker.
 
-    ``delivery`` is "stream" or "bulk"; a transfer by path v1 is bulk always.
+    ``delivery`` is "stream" or "bulk"; a transfer by path v1 is bulk always. ``stream_from_tokens``: a prompt of that
+    length leaves while it is computed, 0 = none does.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class PrefillSide:
         self._sender_to = sender_to
         self._delivery = delivery
         self._codec_selector = codec_selector
+        self.stream_from_tokens = 0 if delivery == "bulk" else least_piece_tokens(contract)
         self.jobs: dict[str, PrefillJob] = {}  # by attempt key
 
     def start(self, message: StartPrefill) -> None:
@@ -118,11 +122,13 @@ class PrefillSide:
             if job is not None:
                 job.stream.layer_written(layer, progress.start + progress.num_tokens)
 
-    def progressed(self, progress: PrefillProgress, step_started_at: float, now: float) -> None:
+    def progressed(
+        self, progress: PrefillProgress, step_started_at: float, now: float, own_s: float | None
+    ) -> None:
         """A chunk of a job's prompt was computed."""
         job = self.jobs.get(progress.request_id)
         if job is not None:
-            self._reports.prefill_progressed(job.message, job.clock, progress, step_started_at, now)
+            self._reports.prefill_progressed(job.message, job.clock, progress, step_started_at, now, own_s)
             self._tell_started(job)
 
     def first_token(self, token: NewToken, now: float) -> None:
@@ -166,6 +172,22 @@ class PrefillSide:
             )
         )
 
+    def tell_transfers(self, now: float) -> None:
+        """How far the transfers under way are, for the log; called as often as statistics are taken."""
+        for job in self.jobs.values():
+            sent_bytes = job.sender.written_raw_bytes(job.transfer_id) if job.is_started else 0
+            if sent_bytes > job.told_bytes:
+                job.told_bytes = sent_bytes
+                self._outbox.emit(
+                    TransferProgressed(
+                        at=now,
+                        source=self._worker_id,
+                        request_id=job.message.request_id,
+                        attempt=job.message.attempt,
+                        sent_bytes=sent_bytes,
+                    )
+                )
+
     def transfer_event(self, event: wire.TransferEvent, key: str) -> None:
         """What the wire says of a job's transfer; the last event of each frees the job."""
         job = self.jobs.get(key)
@@ -200,6 +222,7 @@ class PrefillSide:
             stats.raw_bytes,
             stats.payload_bytes,
             stats.busy_s,
+            stats.acked_at - stats.first_frame_at,
         )
         self._outbox.emit(
             TransferCompleted(

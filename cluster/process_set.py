@@ -88,14 +88,16 @@ class ProcessSet:
         """Start what is due, ping, kill what is silent or takes too long to start. Call it often."""
         if self._stopping:
             return
-        wanted = [slot.observe() for slot in self._slots.values() if not slot.failed]
+        wanted = [slot.observe() for slot in self._slots.values() if not slot.failed and not slot.is_leaving]
         for action in plan_starts(wanted, now, self._limits):
-            slot = self._slots[action.process_id]
+            slot = self._slots.get(action.process_id)
+            if slot is None or slot.is_leaving:  # since the last process was started
+                continue
             match action:
                 case StartNow() if slot.spawner.is_pending:
                     continue
-                case StartNow():
-                    self._tell_restart(slot, 0.0)
+                case StartNow(backoff_s=backoff_s):
+                    self._tell_restart(slot, backoff_s)
                     await self._spawn(slot)
                 case StartLater(backoff_s=backoff_s):
                     self._tell_restart(slot, backoff_s)
@@ -104,6 +106,26 @@ class ProcessSet:
         if now >= self._next_ping_at:
             self._next_ping_at = now + PING_INTERVAL_S
             self._check_life(now)
+
+    def add(self, slot: ProcessSlot) -> None:
+        """One more process to keep running, from the next tick on."""
+        self._slots[slot.process_id] = slot
+
+    async def restart(self, slot: ProcessSlot) -> None:
+        """Stop one process, as ``stop`` does; the next ticks start it again, also when it had been given up."""
+        if slot.child is not None:
+            slot.kill_cause = "restart"
+            await slot.child.stop(self._limits.stop_grace_s)
+        if slot.failed:
+            slot.failed, slot.exits = "", []
+
+    async def remove(self, slot: ProcessSlot) -> None:
+        """Stop one process, as ``stop`` does, and forget it."""
+        slot.is_leaving = True
+        if slot.child is not None:
+            slot.kill_cause = "stop"
+            await slot.child.stop(self._limits.stop_grace_s)
+        del self._slots[slot.process_id]
 
     async def stop(self, process_ids: Iterable[str]) -> None:
         """Terminate, wait, kill these, all at once; returns when they are gone. Nothing is restarted any more."""
@@ -154,6 +176,8 @@ class ProcessSet:
             self._give_up(slot, str(error))
             return
         slot.begin(child)
+        if slot.is_leaving:  # since it was asked for
+            slot.kill(signal.SIGKILL, "stop")
         self._emit(
             WorkerStarting(
                 at=child.spawned_at,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
+import msgspec
+
 from cluster.child_process import ChildProcess
 from cluster.control import AnyMessage, StartFailed, WorkerAddress, WorkerUp
 from cluster.cpu_plan import plan_cpus
@@ -21,18 +23,20 @@ class ProcessSlot:
     """``index`` is the worker's place in the link (-1 for the router); ``failed`` says why it is not restarted."""
 
     process_id: str
-    role: str  # prefill | decode | router
+    role: str  # prefill | decode | both | router
     spawner: Spawner
     index: int = -1
     cpus: tuple[int, ...] = ()
     child: ChildProcess | None = None
     up: WorkerUp | None = None  # what the living worker said when it was ready
     refusal: StartFailed | None = None  # what the last child said when it could not start
-    kill_cause: str = ""  # why a signal was sent: operator | hang | mismatch | stop
+    kill_cause: str = ""  # why it was ended: operator | hang | mismatch | stop | restart
     starts: int = 0
     exits: list[ObservedExit] = field(default_factory=list)
     restart_told: int = 0  # starts after which a restart was announced in the log
     failed: str = ""
+    is_draining: bool = False  # takes no new requests
+    is_leaving: bool = False  # stopped for good: not restarted, soon forgotten
 
     @property
     def restarts(self) -> int:
@@ -45,7 +49,9 @@ class ProcessSlot:
     @property
     def address(self) -> WorkerAddress | None:
         """Where the worker answers; None unless it is ready now."""
-        return self.up.address if self.up is not None and self.is_ready else None
+        if self.up is None or not self.is_ready:
+            return None
+        return msgspec.structs.replace(self.up.address, role=self.role)
 
     @property
     def state(self) -> str:

@@ -78,11 +78,16 @@ class RouterSection(_Section, frozen=True, kw_only=True):
     max_queue: int = 256  # requests waiting for a worker; beyond it 429
     queue_timeout_s: float = 120.0  # a request no worker could take for so long gets 503
     max_body: str = "8MiB"
+    client_timeout_s: float = (
+        30.0  # to send a request whole, and to take what was written; then it is dropped
+    )
+    log_text: bool = False  # prompts and answers go into the run log too; it is readable by its owner only
 
 
 class SupervisorSection(_Section, frozen=True, kw_only=True):
     heartbeat_timeout_s: float = 2.0
     start_timeout_s: float = 60.0
+    step_timeout_s: float = 120.0  # an engine step that takes longer is a hang too, however alive its process
     stop_grace_s: float = 3.0
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0

@@ -22,7 +22,7 @@ def parse_kv_cache(text: str) -> int:
         raise ValueError(f"{error}, or {AUTO}") from None
 
 
-_CHOICES: Final = {
+CHOICES: Final = {
     "cluster.mode": ("disagg", "colocated"),
     "cluster.handoff": ("always", "auto", "never"),
     "cluster.fallback": ("on", "off"),
@@ -47,8 +47,11 @@ _AT_LEAST: Final = {
     "link.jitter_ms": 0,
     "link.rho": 0,
     "router.max_queue": 0,
+    "router.queue_timeout_s": 0.1,
+    "router.client_timeout_s": 0.1,
     "supervisor.heartbeat_timeout_s": 0.2,
     "supervisor.start_timeout_s": 1,
+    "supervisor.step_timeout_s": 0.1,
     "supervisor.stop_grace_s": 0.1,
     "supervisor.backoff_first_s": 0.01,
     "supervisor.backoff_max_s": 0.01,
@@ -88,7 +91,7 @@ def _problems(plain: dict[str, Any]) -> Iterator[str]:
     for key, number in _numbers(plain):
         if not math.isfinite(number):
             yield f"{key} is {number}; allowed is a finite number"
-    for key, allowed in _CHOICES.items():
+    for key, allowed in CHOICES.items():
         if value_of(key) not in allowed:
             yield f"{key} is {value_of(key)!r}; allowed: {', '.join(allowed)}"
     for key, low in _AT_LEAST.items():

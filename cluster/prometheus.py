@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from cluster.events import (
     Event,
+    HandoffMeasured,
     RequestFinished,
     RouterStats,
     TokensDelivered,
@@ -59,9 +60,13 @@ class PrometheusFold:
             "Payload bytes over the time the socket was busy",
             RATE_BUCKETS,
         )
+        self._forecast_error = _Histogram(
+            "handoff_forecast_error_seconds",
+            "Time from dispatch to first token against its forecast, absolute, where the handoff was weighed",
+        )
         collectors: tuple[Collector, ...] = (
             self._ttft, self._itl, self._tpot, self._e2el, self._decode, self._queue, self._prefill,
-            self._transfer, self._exposed, self._rate, self._totals,
+            self._transfer, self._exposed, self._rate, self._forecast_error, self._totals,
         )  # fmt: skip
         for collector in collectors:
             self._registry.register(collector)
@@ -82,6 +87,9 @@ class PrometheusFold:
             self._exposed.observe(event.exposed_s)
             if event.busy_s > 0:
                 self._rate.observe(event.wire_bytes / event.busy_s)
+            return
+        if isinstance(event, HandoffMeasured):
+            self._forecast_error.observe(abs(event.actual_ms - event.forecast_ms) / 1000.0)
             return
         timeline = self._metrics.timelines.get(event.request_id)
         if timeline is None or timeline.phase != "finished":
@@ -165,6 +173,9 @@ class _Totals(Collector):
         yield _counter("migrations", "Requests that moved to another decode worker", {"": metrics.migrated})
         yield _counter("prompt_tokens", "Prompt tokens of finished requests", {"": metrics.prompt_tokens})
         yield _counter("generation_tokens", "Output tokens of finished requests", {"": metrics.output_tokens})
+        yield _counter(
+            "handoffs_weighed", "Attempts by where auto had them computed", metrics.handoff.choices, "choice"
+        )
         yield _counter("kv_transfers", "KV transfers acknowledged", {"": kv.transfers})
         yield _counter("kv_transfer_bytes", "KV payload bytes on the wire", {"": kv.wire_bytes})
         yield _counter("kv_transfer_raw_bytes", "The same before a codec", {"": kv.raw_bytes})
@@ -193,6 +204,7 @@ class _Totals(Collector):
         waiting = {worker_id: sample.waiting for worker_id, sample in stats.items()}
         waiting_for_kv = {worker_id: sample.reserved for worker_id, sample in stats.items()}
         held = {worker_id: sample.held_blocks for worker_id, sample in stats.items()}
+        stranded = {worker_id: sample.stranded_blocks for worker_id, sample in stats.items()}
         memory = {worker_id: sample.rss_bytes for worker_id, sample in stats.items()}
         memory[ROUTER_ROLE] = self._router.rss_bytes
         yield _gauge("num_requests_running", "Sequences in a worker's running set", running, "worker")
@@ -202,6 +214,7 @@ class _Totals(Collector):
         )
         yield _gauge("kv_cache_usage_perc", "Held over all KV blocks, 0 to 1", usage, "worker")
         yield _gauge("kv_blocks_held", "KV blocks held by sequences", held, "worker")
+        yield _gauge("kv_blocks_stranded", "KV blocks that nobody would free; 0", stranded, "worker")
         yield _gauge("process_resident_memory_bytes", "Resident memory", memory, "worker")
         yield _gauge("process_up", "1 while the process lives", up, "worker")
         yield _counter(
@@ -217,6 +230,17 @@ class _Totals(Collector):
         yield _gauge("link_asked_bits_per_second", "0 = unlimited", {"": self._facts.asked_bits_per_s})
         if achieved is not None:
             yield _gauge("link_achieved_bits_per_second", "As last probed", {"": achieved})
+        b_star, rho, tuned = self._facts.b_star_bytes_per_s, self._facts.rho, self._facts.tuned
+        if b_star is not None:
+            yield _gauge(
+                "b_star_bytes_per_second",
+                "The link on which KV moves as fast as it is computed",
+                {"": b_star},
+            )
+        if rho is not None:
+            yield _gauge("rho", "Link rate over B*", {"": rho})
+        if tuned is not None:
+            yield _gauge("target_rho", "The rho that the link was to be given", {"": tuned.target_rho})
 
 
 def _counter(

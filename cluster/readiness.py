@@ -1,5 +1,6 @@
 """When a cluster is ready: a real token went through a prefill x decode pair. Pure: worker views in, answers out.
 
+A draining worker makes no pair.
 A pair is known by its workers' control ports too, so a restarted worker has to prove itself again.
 """
 
@@ -14,30 +15,39 @@ Ports = tuple[int, int]
 
 
 def ports_of(pair: Pair, workers: Mapping[str, WorkerView]) -> Ports | None:
-    """The control ports of a pair's workers; None unless both are connected."""
-    views = [workers.get(worker_id) for worker_id in pair if worker_id]
-    ports = [view.address.control_port for view in views if view is not None and view.connected]
-    return (ports[0], ports[-1]) if len(ports) == len(views) else None
+    """The control ports of a pair's workers; None unless both may be used now, each in its role."""
+    prefill, decode = (workers.get(worker_id) for worker_id in pair)
+    if decode is None or not decode.is_available or not decode.is_decode():
+        return None
+    if not pair[0]:
+        return decode.address.control_port, decode.address.control_port
+    if prefill is None or not prefill.is_available or not prefill.is_prefill():
+        return None
+    return prefill.address.control_port, decode.address.control_port
 
 
 class Readiness:
-    """``has_prefill``: the cluster is meant to have prefill workers, so a decode worker alone is not a pair yet."""
+    """``has_prefill``: the cluster is meant to have prefill workers, so a decode worker alone is not a pair yet.
 
-    def __init__(self, *, has_prefill: bool, fallback: bool) -> None:
-        self._has_prefill = has_prefill
+    ``has_served``: some pair of this run was ready once, here or at an earlier router. Requests may wait then.
+    """
+
+    def __init__(self, *, has_prefill: bool, fallback: bool, has_served: bool = False) -> None:
+        self.has_prefill = has_prefill
+        self.has_served = has_served
         self._fallback = fallback
         self._proven: dict[Pair, Ports] = {}
         self._probing: set[Pair] = set()
 
     def start_probes(self, workers: Mapping[str, WorkerView]) -> list[Pair]:
         """Pairs of connected workers that are neither proven nor being probed; they are, from now on."""
-        connected = [view for view in workers.values() if view.connected]
-        prefills = [view.worker_id for view in connected if view.is_prefill()]
+        available = [view for view in workers.values() if view.is_available]
+        prefills = [view.worker_id for view in available if view.is_prefill()]
         started: list[Pair] = []
-        for decode in (view.worker_id for view in connected if view.is_decode()):
+        for decode in (view.worker_id for view in available if view.is_decode()):
             others = [worker_id for worker_id in prefills if worker_id != decode]
             pairs: list[Pair] = [(prefill, decode) for prefill in others]
-            if not others and not self._has_prefill:
+            if not others and not self.has_prefill:
                 pairs = [("", decode)]
             for pair in pairs:
                 if pair not in self._probing and self._proven.get(pair) != ports_of(pair, workers):
@@ -48,6 +58,7 @@ class Readiness:
     def prove(self, pair: Pair, ports: Ports) -> None:
         """A token came through this pair."""
         self._proven[pair] = ports
+        self.has_served = True
 
     def end_probe(self, pair: Pair) -> None:
         self._probing.discard(pair)

@@ -11,6 +11,8 @@ from cluster.events import (
     DecodeAdmitted,
     FellBack,
     FirstToken,
+    HandoffChosen,
+    HandoffMeasured,
     PrefillFinished,
     PrefillProgressed,
     PrefillStarted,
@@ -22,15 +24,19 @@ from cluster.events import (
     RequestMigrated,
     RequestRejected,
     RequestRetried,
+    TextDelivered,
     TokensDelivered,
     TransferCompleted,
     TransferFailed,
+    TransferProgressed,
     TransferStarted,
 )
 
 RequestEvent = (
-    TokensDelivered | RequestArrived | RequestDispatched | PrefillStarted | PrefillProgressed | PrefillFinished
-    | TransferStarted | TransferCompleted | TransferFailed | DecodeAdmitted | FirstToken | FellBack
+    HandoffChosen | HandoffMeasured
+    | TextDelivered | TokensDelivered | RequestArrived | RequestDispatched
+    | PrefillStarted | PrefillProgressed | PrefillFinished
+    | TransferStarted | TransferProgressed | TransferCompleted | TransferFailed | DecodeAdmitted | FirstToken | FellBack
     | RequestRetried | RequestMigrated | RequestFinished | RequestFailed | RequestRejected | RequestCancelled
 )  # fmt: skip
 """Every event about one request."""

@@ -9,6 +9,8 @@ from cluster.events import (
     DecodeAdmitted,
     FellBack,
     FirstToken,
+    HandoffChosen,
+    HandoffMeasured,
     PrefillFinished,
     PrefillProgressed,
     PrefillStarted,
@@ -20,9 +22,11 @@ from cluster.events import (
     RequestMigrated,
     RequestRejected,
     RequestRetried,
+    TextDelivered,
     TokensDelivered,
     TransferCompleted,
     TransferFailed,
+    TransferProgressed,
     TransferStarted,
 )
 from cluster.request_filter import RequestEvent
@@ -212,17 +216,22 @@ class RequestTimeline:
 
 
 def _ignore(timeline: RequestTimeline, event: Any) -> None:
-    """The arrival made the timeline."""
+    """Nothing to keep: the arrival made the timeline, how far a transfer is counts only while it lasts, and how
+    handoffs were weighed counts for the run."""
 
 
 _APPLY: Final[dict[type, Callable[[RequestTimeline, Any], None]]] = {
     TokensDelivered: RequestTimeline._tokens_delivered,
     RequestArrived: _ignore,
     RequestDispatched: RequestTimeline._dispatched,
+    HandoffChosen: _ignore,
+    HandoffMeasured: _ignore,
     PrefillStarted: RequestTimeline._prefill_started,
     PrefillProgressed: RequestTimeline._prefill_progressed,
     PrefillFinished: RequestTimeline._prefill_finished,
     TransferStarted: RequestTimeline._transfer_started,
+    TransferProgressed: _ignore,
+    TextDelivered: _ignore,
     TransferCompleted: RequestTimeline._transfer_completed,
     TransferFailed: RequestTimeline._transfer_failed,
     DecodeAdmitted: RequestTimeline._decode_admitted,

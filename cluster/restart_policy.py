@@ -47,6 +47,7 @@ class ObservedProcess:
 @dataclass(frozen=True, slots=True)
 class StartNow:
     process_id: str
+    backoff_s: float = 0.0  # the wait that has passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ def backoff_s(exits: Sequence[ObservedExit], limits: SupervisorSection) -> float
 
 def counts_against(exit_: ObservedExit) -> bool:
     """Whether an exit is a sign of a broken process."""
+    if exit_.cause == "restart":
+        return False
     killed = exit_.status.signal in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     return not (killed and exit_.up_s > 0 and exit_.cause != "hang")
 
@@ -112,5 +115,5 @@ def _plan_one(process: ObservedProcess, now: float, limits: SupervisorSection) -
     wait_s = backoff_s(exits, limits)
     due_at = exits[-1].at + wait_s
     if now >= due_at:
-        return StartNow(process.process_id)
+        return StartNow(process.process_id, wait_s)
     return StartLater(process.process_id, due_at, wait_s)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.events import FirstToken
+from cluster.handoff_choice import Estimate
+from cluster.prefix_memory import Chain
 from engine.request import SamplingParams
 
 
@@ -70,6 +72,14 @@ class RoutedRequest:
     codec: str = ""
     phase: Phase = Phase.QUEUED
     attempt: int = 0
+    fruitless_attempts: int = (
+        0  # since its last token: one that goes on is not given up, however often it moves
+    )
+    dispatched_at: float = 0.0  # the current attempt
+    estimate: Estimate | None = None  # of the current attempt, where it could be foreseen
+    estimated_bytes: int = 0  # that were to be moved
+    chain: Chain = ()  # of the prompt, once it was needed
+    is_weighed: bool = False  # the estimate decided between the two ways
     prefill_worker: str = ""  # of the current attempt; "" = the decode worker prefills
     decode_worker: str = ""
     pinned_prefill: str | None = None  # probes name their pair
@@ -90,9 +100,17 @@ class RoutedRequest:
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
 
+    def is_on(self, worker_id: str) -> bool:
+        """The current attempt still needs that worker."""
+        if self.phase is Phase.QUEUED or self.finish_reason:
+            return False
+        is_prefilled = self.phase is Phase.DECODE
+        return self.decode_worker == worker_id or (self.prefill_worker == worker_id and not is_prefilled)
+
     def begin_attempt(self, mode: str, codec: str, prefill_worker: str, decode_worker: str) -> None:
         self.mode, self.codec = mode, codec
         self.attempt += 1
+        self.fruitless_attempts += 1
         self.prefill_worker, self.decode_worker = prefill_worker, decode_worker
         self.phase = Phase.PREFILL
         self.excluded_decode = ()
@@ -102,6 +120,7 @@ class RoutedRequest:
         self.phase = Phase.QUEUED
         self.prefill_worker = self.decode_worker = ""
         self.failure_reason = self.failure_detail = ""
+        self.estimate, self.is_weighed = None, False
         if not self.output_token_ids:
             self.timeline.prefill_started_at = self.timeline.prefill_done_at = 0.0
             self.timeline.verified_at = self.timeline.admitted_at = 0.0

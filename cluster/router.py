@@ -9,13 +9,15 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Coroutine
+import traceback
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import psutil
 
 from cluster.control import (
     AnyMessage,
+    BlocksReported,
     CommandDone,
     CommandSent,
     DecodeAdopted,
@@ -26,10 +28,12 @@ from cluster.control import (
     Pong,
     PrefillDone,
     PrefillMeasured,
+    ReportBlocks,
     RequestError,
     RouterPairReady,
     RouterSpec,
     SetCodec,
+    SetHandoff,
     SetLink,
     SetMode,
     SetWorkers,
@@ -38,10 +42,10 @@ from cluster.control import (
     WorkerLoad,
 )
 from cluster.dispatch import RouterLimits
-from cluster.events import Event, RequestRejected, RouterStats
-from cluster.json_stream import JsonStream
+from cluster.events import Event, RequestRejected, RouterStats, TextDelivered
+from cluster.handoff_forecast import HandoffForecast
+from cluster.json_stream import JsonStream, StreamError
 from cluster.open_requests import SOURCE
-from cluster.planner import should_transfer
 from cluster.readiness import Pair, Readiness, ports_of
 from cluster.router_messages import (
     ClientLeft,
@@ -49,6 +53,8 @@ from cluster.router_messages import (
     Deliver,
     Emit,
     Fail,
+    HandoffSet,
+    LinkSet,
     ModeSet,
     RequestSubmitted,
     Send,
@@ -57,11 +63,13 @@ from cluster.router_messages import (
     TokensWritten,
     WorkerConnected,
     WorkerLost,
+    WorkerReported,
     WorkerSaid,
     WorkersListed,
 )
 from cluster.router_state import RouterState
 from cluster.worker_link import WorkerLink
+from cluster.worker_roles import PREFILL_ROLES
 from engine.request import SamplingParams
 
 TICK_S: Final = 0.05
@@ -69,16 +77,28 @@ EVENT_FLUSH_S: Final = 0.02
 STATS_INTERVAL_S: Final = 0.5
 PROBE_TOKENS: Final = 2
 PROBE_RETRY_S: Final = 0.3
+EXIT_BROKEN: Final = 70
 COMMAND_TIMEOUT_S: Final = 15.0
+BLOCKS_TIMEOUT_S: Final = 3.0  # a worker answers between two engine steps
+
+
+def _exit_broken() -> None:
+    os._exit(EXIT_BROKEN)
 
 
 class Router:
-    """One router process. ``parent`` is the supervisor's end of the world."""
+    """One router process. ``parent`` is the supervisor's end of the world; ``on_broken`` ends the process."""
 
-    def __init__(self, spec: RouterSpec, parent: JsonStream) -> None:
+    def __init__(
+        self,
+        spec: RouterSpec,
+        parent: JsonStream,
+        on_broken: Callable[[], object] = _exit_broken,
+    ) -> None:
         profile = spec.profile
         self.spec = spec
         self._parent = parent
+        self._on_broken = on_broken
         self._secret = bytes.fromhex(spec.secret)
         self.state = RouterState(
             RouterLimits(
@@ -86,24 +106,30 @@ class Router:
                 queue_timeout_s=profile.router.queue_timeout_s,
                 max_attempts=profile.cluster.max_attempts,
                 fallback=profile.cluster.fallback == "on",
-                handoff=profile.cluster.handoff,
+                handoff=spec.handoff,
                 kv_path=profile.kv.path,
+                prefix_caching=profile.engine.prefix_caching,
             ),
             spec.mode,
             spec.codec,
-            self._worth_transferring,
+            HandoffForecast(
+                max_num_batched_tokens=profile.engine.max_num_batched_tokens,
+                allow_lossy=profile.kv.allow_lossy,
+            ),
         )
         self._links: dict[str, WorkerLink] = {}
         self._clients: dict[str, asyncio.Queue[Deliver | Fail]] = {}
-        self._loads: dict[str, WorkerLoad] = {}
-        self._link_bits_per_s = profile.link_bits_per_s
         self._events: list[Event] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._readiness = Readiness(
-            has_prefill=profile.cluster.prefill > 0, fallback=profile.cluster.fallback == "on"
+            has_prefill=profile.cluster.prefill > 0,
+            fallback=profile.cluster.fallback == "on",
+            has_served=spec.has_served,
         )
         self._commands: dict[int, asyncio.Future[CommandDone]] = {}
         self._next_command_id = 1
+        self._block_reports: dict[tuple[str, int], asyncio.Future[BlocksReported]] = {}
+        self._next_report_id = 1
         self.stopping = asyncio.Event()
 
     # --- running ----------------------------------------------------------------------------------------------
@@ -128,15 +154,20 @@ class Router:
         match message:
             case Ping(seq=seq):
                 self._parent.send(Pong(seq=seq))
-            case SetWorkers(workers=workers):
+            case SetWorkers(workers=workers, absent=absent, draining=draining):
                 self._relink(message)
-                self.apply(WorkersListed(workers))
+                self.apply(WorkersListed(workers, absent, draining))
+                roles = [worker.role for worker in workers] + [worker.role for worker in absent]
+                self._readiness.has_prefill = any(role in PREFILL_ROLES for role in roles)
+                self._probe_pairs()  # a role may have changed
             case SetMode(mode=mode, cause=cause):
                 self.apply(ModeSet(mode, cause))
             case SetCodec(codec=codec, cause=cause):
                 self.apply(CodecSet(codec, cause))
+            case SetHandoff(handoff=handoff, cause=cause):
+                self.apply(HandoffSet(handoff, cause))
             case SetLink(bits_per_s=bits_per_s):
-                self._link_bits_per_s = bits_per_s
+                self.apply(LinkSet(bits_per_s / 8))
             case MeasurePrefill():
                 self._spawn(self._measure_prefill(message))
             case CommandDone(command_id=command_id):
@@ -150,10 +181,26 @@ class Router:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._notice_break)
+
+    def _notice_break(self, task: asyncio.Task[None]) -> None:
+        """One of the router's own tasks, or a link, ended by an error that nobody expected: as in ``apply``."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            traceback.print_exception(error)
+            self._on_broken()
 
     def apply(self, stimulus: Stimulus) -> None:
-        """Let the state decide, then do as it says."""
-        for instruction in self.state.handle(stimulus, time.monotonic()):
+        """Let the state decide, then do as it says.
+
+        A router whose decision raised may hold a request that nobody serves any more: it ends, and a new one begins.
+        """
+        try:
+            instructions = self.state.handle(stimulus, time.monotonic())
+        except BaseException:
+            traceback.print_exc()
+            self._on_broken()
+            raise
+        for instruction in instructions:
             match instruction:
                 case Send(worker_id, message):
                     link = self._links.get(worker_id)
@@ -202,17 +249,27 @@ class Router:
         """A request was turned away before it had an id; it counts all the same."""
         self._events.append(RequestRejected(at=time.monotonic(), source=SOURCE, reason=reason, status=status))
 
-    def leave(self, request_id: str) -> None:
-        """The client is served or gone; what still runs for it stops."""
+    def delivered_text(self, request_id: str, text: str, prompt: str) -> None:
+        """What goes to a client, for the log; ``prompt`` with the first."""
+        self._events.append(
+            TextDelivered(at=time.monotonic(), source=SOURCE, request_id=request_id, text=text, prompt=prompt)
+        )
+
+    def leave(self, request_id: str, reason: str = "client_gone") -> None:
+        """The client is served or gone; what still runs for it stops, for ``reason`` (as of RequestCancelled)."""
         del self._clients[request_id]
-        self.apply(ClientLeft(request_id))
+        self.apply(ClientLeft(request_id, reason))
 
     # --- workers ----------------------------------------------------------------------------------------------
 
     def _relink(self, listed: SetWorkers) -> None:
         """One link per listed worker; a changed address is a new worker."""
         wanted = {address.worker_id: address for address in listed.workers}
-        stale = [link for worker_id, link in self._links.items() if wanted.get(worker_id) != link.address]
+        stale = [
+            link
+            for worker_id, link in self._links.items()
+            if (address := wanted.get(worker_id)) is None or not link.address.is_place_of(address)
+        ]
         for link in stale:
             del self._links[link.address.worker_id]
         for worker_id, address in wanted.items():
@@ -223,6 +280,7 @@ class Router:
                     on_up=lambda worker_id=worker_id: self._worker_up(worker_id),  # type: ignore[misc]
                     on_down=lambda detail, worker_id=worker_id: self.apply(WorkerLost(worker_id, detail)),  # type: ignore[misc]
                     on_message=lambda message, worker_id=worker_id: self._worker_said(worker_id, message),  # type: ignore[misc]
+                    on_end=self._notice_break,
                 )
         for link in stale:
             self._spawn(link.close())
@@ -235,21 +293,21 @@ class Router:
         match message:
             case Tokens() | PrefillDone() | DecodeAdopted() | HandoffFailed() | RequestError():
                 self.apply(WorkerSaid(worker_id, message))
+            case BlocksReported(report_id=report_id):
+                report = self._block_reports.pop((worker_id, report_id), None)
+                if report is not None and not report.done():
+                    report.set_result(message)
             case WorkerLoad():
-                self._loads[worker_id] = message
+                self.apply(WorkerReported(message))
             case _:
-                raise ValueError(f"the router has no use for {type(message).__name__} from {worker_id}")
-
-    def _worth_transferring(self, num_prompt_tokens: int) -> bool:
-        """``handoff = "auto"``: by the link's asked rate and the prefill rate the workers measured."""
-        rates = [load.prefill_tokens_per_s for load in self._loads.values() if load.prefill_tokens_per_s > 0]
-        link_bytes_per_s = self._link_bits_per_s / 8
-        if not rates or link_bytes_per_s <= 0:
-            return True
-        kv_bytes_per_token = next(iter(self.state.workers.values())).address.kv_bytes_per_token
-        return should_transfer(num_prompt_tokens, kv_bytes_per_token, link_bytes_per_s, max(rates))
+                raise StreamError(f"the router has no use for {type(message).__name__}")
 
     # --- readiness --------------------------------------------------------------------------------------------
+
+    @property
+    def may_wait(self) -> bool:
+        """A request that nobody can take now may wait: there was a ready pair once. Else it is turned away."""
+        return self._readiness.has_served
 
     @property
     def readiness(self) -> str:
@@ -313,6 +371,24 @@ class Router:
             )
         finally:
             self._commands.pop(command_id, None)
+
+    async def held_blocks(self) -> list[BlocksReported | str]:
+        """What each connected worker holds, by worker id; only the id of one that does not answer in time."""
+        report_id = self._next_report_id
+        self._next_report_id += 1
+        connected = sorted(worker_id for worker_id, view in self.state.workers.items() if view.connected)
+        loop = asyncio.get_running_loop()
+        for worker_id in connected:
+            self._block_reports[worker_id, report_id] = loop.create_future()
+            self._links[worker_id].send(ReportBlocks(report_id=report_id))
+        reports = [self._block_reports[worker_id, report_id] for worker_id in connected]
+        await asyncio.wait(reports, timeout=BLOCKS_TIMEOUT_S) if reports else None
+        for worker_id in connected:
+            self._block_reports.pop((worker_id, report_id), None)
+        return [
+            report.result() if report.done() else worker_id
+            for worker_id, report in zip(connected, reports, strict=True)
+        ]
 
     # --- periodic ---------------------------------------------------------------------------------------------
 

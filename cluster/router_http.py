@@ -1,31 +1,33 @@
 """The router's HTTP face: OpenAI API, health, metrics, events, operator commands. Decides nothing."""
 
 import asyncio
+import contextlib
 import hmac
+import socket
+import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError
 
+from cluster.answer import Answer
+from cluster.blocks_document import blocks_document
 from cluster.control import Command, CommandSent
-from cluster.events import encode_event
-from cluster.openai_api import DONE, ApiError, ApiRequest, Replies, error_body, error_event, parse_request
+from cluster.events import TextDelivered, encode_event
+from cluster.openai_api import DONE, ApiError, ApiRequest, Replies, error_body, error_event
 from cluster.prometheus import PrometheusFold
+from cluster.request_reader import RequestReader
 from cluster.router import Router
-from cluster.router_messages import Deliver, Fail, StopMatched, TokensWritten
 from cluster.run_log import EVENTS_FILE, LogTail
-from cluster.stop_strings import StopStrings
 from cluster.units import parse_bytes
 from engine.config import ModelConfig
 from engine.tokenizer import Tokenizer
 
 EVENTS_POLL_S: Final = 0.1
-LABELS: Final = ("client", "steady", "burst")
-"""What a client may call itself in ``x-pdconsole-label``; the label splits the metrics."""
+_AT_ONCE: Final = struct.pack("ii", 1, 0)  # linger on, for 0 s: closing resets the connection
 
 
 class RouterHttp:
@@ -40,6 +42,7 @@ class RouterHttp:
         self._metrics_tail = LogTail(self._log_path)
         self._metrics = PrometheusFold()
         self._started_at = int(time.time())
+        self._reader = RequestReader(router, model_id, model, tokenizer)
 
     def app(self) -> web.Application:
         app = web.Application(
@@ -53,6 +56,7 @@ class RouterHttp:
         app.router.add_get("/metrics", self._prometheus)
         app.router.add_get("/events", self._events)
         app.router.add_post("/admin/command", self._command)
+        app.router.add_get("/admin/blocks", self._blocks)
         return app
 
     # --- generation -------------------------------------------------------------------------------------------
@@ -65,10 +69,10 @@ class RouterHttp:
 
     async def _generate(self, http: web.Request, is_chat: bool) -> web.StreamResponse:
         try:
-            request, label, arrived_at = await self._read(http, is_chat)
+            request, label, arrived_at = await self._reader.read(http, is_chat)
         except ApiError as error:
             self._router.refused(error.status, error.message)
-            return _error(error.status, error.message, 1 if error.status == 503 else 0)
+            return _error(error.status, error.message, 1 if error.status in (429, 503) else 0)
         request_id, queue = self._router.submit(
             request.prompt_token_ids,
             request.sampling,
@@ -76,38 +80,22 @@ class RouterHttp:
             label=label,
             client_id=http.headers.get("x-request-id", "")[:128],
         )
+        reason = "client_gone"  # if it is not served by then
         try:
-            answer = _Answer(self._router, request_id, queue, request, self._tokenizer)
+            answer = Answer(self._router, request_id, queue, request, self._tokenizer)
             replies = Replies(request_id, self._model_id, request, int(time.time()))
             if request.stream:
                 return await self._stream(http, request_id, answer, replies, request)
             return await self._whole(request_id, answer, replies)
+        except _ClientTooSlow:
+            reason = "client_too_slow"
+            _drop(http)
+            return web.Response(status=499)
         finally:
-            self._router.leave(request_id)
-
-    async def _read(self, http: web.Request, is_chat: bool) -> tuple[ApiRequest, str, float]:
-        """The checked request, its label, and when it was fully read. Raises ApiError."""
-        limit = self._router.spec.profile.router.max_body
-        try:
-            raw = await http.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise ApiError(413, f"the body is larger than {limit} (router.max_body): {error.text}") from error
-        except ContentEncodingError as error:
-            raise ApiError(400, f"the body is not what its Content-Encoding says: {error.message}") from error
-        arrived_at = time.monotonic()
-        label = http.headers.get("x-pdconsole-label", "client")
-        if label not in LABELS:
-            raise ApiError(400, f"x-pdconsole-label is {label!r}; allowed: {', '.join(LABELS)}")
-        model = self._model
-        request = parse_request(
-            raw, is_chat, self._tokenizer, self._model_id, model.max_model_len, model.vocab_size
-        )
-        if not self._router.readiness:
-            raise ApiError(503, "no worker pair is ready")
-        return request, label, arrived_at
+            self._router.leave(request_id, reason)
 
     async def _stream(
-        self, http: web.Request, request_id: str, answer: "_Answer", replies: Replies, request: ApiRequest
+        self, http: web.Request, request_id: str, answer: Answer, replies: Replies, request: ApiRequest
     ) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         try:
@@ -123,23 +111,33 @@ class RouterHttp:
                         }
                     )
                     await response.prepare(http)
-                await response.write(b"".join(replies.chunk(text, reason) for text, reason in pieces))
+                await self._write(response, b"".join(replies.chunk(text, reason) for text, reason in pieces))
                 answer.written(len(pieces))
             if response is None:
                 return _error(500, "the request ended without a token")
             if request.include_usage:
-                await response.write(replies.usage_chunk(answer.num_tokens))
-            await response.write(DONE)
+                await self._write(response, replies.usage_chunk(answer.num_tokens))
+            await self._write(response, DONE)
         except ApiError as error:
             if response is None:
                 return _error(error.status, error.message, answer.retry_after_s)
-            await response.write(error_event(error.status, error.message))
+            with contextlib.suppress(ConnectionResetError):
+                await self._write(response, error_event(error.status, error.message))
         except ConnectionResetError:  # the client left between two writes
             return response if response is not None else web.Response(status=499)
-        await response.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            await response.write_eof()
         return response
 
-    async def _whole(self, request_id: str, answer: "_Answer", replies: Replies) -> web.Response:
+    async def _write(self, response: web.StreamResponse, chunk: bytes) -> None:
+        """Wait while the client has too much to read already (aiohttp keeps 64 KiB). Raises _ClientTooSlow."""
+        try:
+            async with asyncio.timeout(self._router.spec.profile.router.client_timeout_s):
+                await response.write(chunk)
+        except TimeoutError:
+            raise _ClientTooSlow from None
+
+    async def _whole(self, request_id: str, answer: Answer, replies: Replies) -> web.Response:
         text, reason = "", ""
         try:
             async for pieces in answer.pieces():
@@ -158,10 +156,7 @@ class RouterHttp:
         return _json({"object": "list", "data": [{**card, "max_model_len": self._model.max_model_len}]})
 
     async def _health(self, _: web.Request) -> web.Response:
-        workers = {
-            worker.worker_id: "connected" if worker.connected else "connecting"
-            for worker in self._router.state.workers.values()
-        }
+        workers = {worker.worker_id: worker.state for worker in self._router.state.workers.values()}
         readiness = self._router.readiness
         status = readiness or "not ready: no worker pair has produced a token"
         return _json({"status": status, "workers": workers}, status=200 if readiness else 503)
@@ -174,7 +169,10 @@ class RouterHttp:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": self._metrics.content_type})
 
     async def _events(self, http: web.Request) -> web.StreamResponse:
-        """The run log from ``?from=INDEX`` on, one JSON object a line; ``?follow=0`` ends at the log's end."""
+        """The run log from ``?from=INDEX`` on, one JSON object a line; ``?follow=0`` ends at the log's end.
+
+        Prompts and answers, where they are logged at all, are for the operator only.
+        """
         try:
             first = int(http.query.get("from", "0"))
             follow = {"0": False, "1": True}[http.query.get("follow", "1")]
@@ -183,9 +181,14 @@ class RouterHttp:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(http)
         tail = LogTail(self._log_path)
+        is_operator = self._is_operator(http)
         while not self._router.stopping.is_set():
             events = tail.read_new(2**18)
-            lines = [encode_event(event) + b"\n" for event in events if event.index >= first]
+            lines = [
+                encode_event(event) + b"\n"
+                for event in events
+                if event.index >= first and (is_operator or not isinstance(event, TextDelivered))
+            ]
             if lines:
                 await response.write(b"".join(lines))
             if not events:
@@ -196,11 +199,8 @@ class RouterHttp:
         return response
 
     async def _command(self, http: web.Request) -> web.Response:
-        given = http.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._router.spec.token}".encode()):
-            return _error(
-                401, "operator commands need the run's bearer token (file 'token' in the run directory)"
-            )
+        if not self._is_operator(http):
+            return _not_operator()
         try:
             command = msgspec.json.decode(await http.read(), type=Command)
         except msgspec.DecodeError as error:
@@ -208,67 +208,22 @@ class RouterHttp:
         done = await self._router.command(CommandSent(command_id=0, command=command))
         return _json({"ok": done.ok, "message": done.message}, status=200 if done.ok else 409)
 
+    async def _blocks(self, http: web.Request) -> web.Response:
+        """Every held block's owner: per worker the attempts that hold blocks, and whether they are still wanted."""
+        if not self._is_operator(http):
+            return _not_operator()
+        reports = await self._router.held_blocks()
+        return _json(blocks_document(reports, self._router.state.requests))
 
-class _Answer:
-    """Turns one request's tokens into text pieces, one a token, and watches for its stop strings."""
+    def _is_operator(self, http: web.Request) -> bool:
+        given = http.headers.get("Authorization", "")
+        return hmac.compare_digest(
+            given.encode(errors="surrogateescape"), f"Bearer {self._router.spec.token}".encode()
+        )
 
-    def __init__(
-        self,
-        router: Router,
-        request_id: str,
-        queue: "asyncio.Queue[Deliver | Fail]",
-        request: ApiRequest,
-        tokenizer: Tokenizer,
-    ) -> None:
-        self._router = router
-        self._request_id = request_id
-        self._queue = queue
-        self._stops = StopStrings(request.stop)
-        self._detokenizer = tokenizer.detokenizer()
-        self._eos_token_ids = tokenizer.eos_token_ids
-        self._stop_matched = False
-        self.num_tokens = 0
-        self.retry_after_s = 0
 
-    async def pieces(self) -> AsyncIterator[list[tuple[str, str]]]:
-        """Lists of (text, finish reason), one entry a token; all that has come by now. Raises ApiError."""
-        finished = False
-        while not finished:
-            waiting = [await self._queue.get()]
-            while not self._queue.empty():
-                waiting.append(self._queue.get_nowait())
-            found: list[tuple[str, str]] = []
-            for item in waiting:
-                if isinstance(item, Fail):
-                    if found:
-                        yield found
-                    self.retry_after_s = item.retry_after_s
-                    raise ApiError(item.status, item.message)
-                piece = self._piece(item)
-                found.append(piece)
-                self.num_tokens += 1
-                if piece[1]:
-                    finished = True
-                    break
-            yield found
-
-    def _piece(self, token: Deliver) -> tuple[str, str]:
-        text = "" if token.token_id in self._eos_token_ids else self._detokenizer.push(token.token_id)
-        if token.finish_reason:
-            text += self._detokenizer.flush()
-        text, matched = self._stops.push(text)
-        if matched:
-            self._stop_matched = True
-            return text, "stop"
-        if token.finish_reason:
-            text += self._stops.flush()
-        return text, token.finish_reason
-
-    def written(self, count: int) -> None:
-        """``count`` more pieces reached the client."""
-        self._router.apply(TokensWritten(self._request_id, count))
-        if self._stop_matched:
-            self._router.apply(StopMatched(self._request_id))
+class _ClientTooSlow(Exception):
+    """It did not take what was written to it within ``router.client_timeout_s``."""
 
 
 @web.middleware
@@ -287,6 +242,17 @@ async def _errors_as_json(
 
 def _json(tree: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(tree), status=status, content_type="application/json")
+
+
+def _drop(http: web.Request) -> None:
+    """End a client's connection with what is still unsent, in the kernel too."""
+    if http.transport is not None:
+        http.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        http.transport.abort()
+
+
+def _not_operator() -> web.Response:
+    return _error(401, "operator commands need the run's bearer token (file 'token' in the run directory)")
 
 
 def _error(status: int, message: str, retry_after_s: int = 0) -> web.Response:

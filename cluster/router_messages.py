@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from cluster.control import (
     AbortRequest,
+    AbsentWorker,
     DecodeAdopted,
     HandoffFailed,
     PrefillDone,
@@ -13,6 +14,7 @@ from cluster.control import (
     StartPrefill,
     Tokens,
     WorkerAddress,
+    WorkerLoad,
 )
 from cluster.events import Event
 from engine.request import SamplingParams
@@ -34,7 +36,10 @@ class RequestSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class ClientLeft:
+    """``reason`` as of RequestCancelled."""
+
     request_id: str
+    reason: str = "client_gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,11 @@ class TokensWritten:
 
 @dataclass(frozen=True, slots=True)
 class WorkersListed:
-    """The supervisor's whole list of ready workers."""
+    """The supervisor's whole list of workers, as in SetWorkers."""
 
     workers: tuple[WorkerAddress, ...]
+    absent: tuple[AbsentWorker, ...] = ()
+    draining: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,24 @@ class CodecSet:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoffSet:
+    handoff: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSet:
+    """What was asked of the links; 0 = unlimited."""
+
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReported:
+    load: WorkerLoad
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed; the shell sends one about every 50 ms while anything waits."""
 
@@ -104,6 +129,9 @@ Stimulus = (
     | WorkerSaid
     | ModeSet
     | CodecSet
+    | HandoffSet
+    | LinkSet
+    | WorkerReported
     | Ticked
 )
 

@@ -11,13 +11,22 @@ choice of workers, ``open_requests`` the ways a request ends.
 """
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from cluster.attempts import Attempts
 from cluster.control import DecodeAdopted, HandoffFailed, PrefillDone, RequestError, TokenProduced, Tokens
-from cluster.dispatch import RouterLimits, withdraw
-from cluster.events import CodecChanged, ModeChanged, RequestArrived, RequestCancelled, RequestRejected
+from cluster.dispatch import RouterLimits, hopeless, withdraw
+from cluster.events import (
+    CodecChanged,
+    HandoffChanged,
+    ModeChanged,
+    RequestArrived,
+    RequestCancelled,
+    RequestRejected,
+    WorkerDrained,
+)
+from cluster.handoff_events import measured_event
+from cluster.handoff_forecast import HandoffForecast, Prompt
 from cluster.open_requests import SOURCE, OpenRequests
 from cluster.routed_request import Phase, RoutedRequest, Timeline
 from cluster.router_messages import (
@@ -25,7 +34,9 @@ from cluster.router_messages import (
     CodecSet,
     Deliver,
     Fail,
+    HandoffSet,
     Instruction,
+    LinkSet,
     ModeSet,
     RequestSubmitted,
     Stimulus,
@@ -34,10 +45,11 @@ from cluster.router_messages import (
     TokensWritten,
     WorkerConnected,
     WorkerLost,
+    WorkerReported,
     WorkerSaid,
     WorkersListed,
 )
-from cluster.selection import WorkerView, blocks_needed
+from cluster.selection import WorkerView
 
 TOKEN_LOG_INTERVAL_S: Final = 0.2
 
@@ -45,14 +57,14 @@ TOKEN_LOG_INTERVAL_S: Final = 0.2
 class RouterState:
     """See the module's docstring. ``handle`` is the only way in."""
 
-    def __init__(
-        self, limits: RouterLimits, mode: str, codec: str, worth_transferring: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, limits: RouterLimits, mode: str, codec: str, forecast: HandoffForecast) -> None:
         self.mode = mode
         self.codec = codec
+        self.handoff = limits.handoff
+        self._forecast = forecast
         self._limits = limits
         self._open = OpenRequests()
-        self._attempts = Attempts(limits, self._open, worth_transferring)
+        self._attempts = Attempts(limits, self._open, forecast)
 
     @property
     def requests(self) -> dict[str, RoutedRequest]:
@@ -72,19 +84,20 @@ class RouterState:
         match stimulus:
             case RequestSubmitted():
                 self._submit(stimulus)
-            case ClientLeft(request_id):
-                self._cancel(request_id)
+            case ClientLeft(request_id, reason):
+                self._cancel(request_id, reason)
             case StopMatched(request_id):
                 self._stop(request_id)
             case TokensWritten(request_id, count):
                 self._written(request_id, count)
-            case WorkersListed(workers):
-                self._list_workers({address.worker_id: WorkerView(address) for address in workers})
+            case WorkersListed():
+                self._list_workers(stimulus)
             case WorkerConnected(worker_id):
                 if worker_id in self.workers:
                     self.workers[worker_id].connected = True
             case WorkerLost(worker_id, detail):
                 self._attempts.worker_lost(worker_id, detail)
+                self._forecast.forget(worker_id)
             case WorkerSaid(worker_id, message):
                 self._said(worker_id, message)
             case ModeSet(mode, cause):
@@ -93,9 +106,17 @@ class RouterState:
             case CodecSet(codec, cause):
                 self.codec = codec
                 self._open.emit(CodecChanged(at=now, source=SOURCE, codec=codec, cause=cause))
+            case HandoffSet(handoff, cause):
+                self.handoff = handoff
+                self._open.emit(HandoffChanged(at=now, source=SOURCE, handoff=handoff, cause=cause))
+            case LinkSet(bytes_per_s):
+                self._forecast.link_set(bytes_per_s)
+            case WorkerReported(load):
+                self._forecast.reported(load)
             case Ticked():
                 self._tick()
-        self._attempts.dispatch_queue(self.mode, self.codec)
+        self._attempts.dispatch_queue(self.mode, self.codec, self.handoff)
+        self._tell_drained()
         return self._open.out
 
     # --- clients ----------------------------------------------------------------------------------------------
@@ -106,13 +127,20 @@ class RouterState:
         if len(self.queue) >= max_queue > 0:
             self._reject(submitted, 429, f"the queue is full ({max_queue} requests wait)", 1)
             return
-        addresses = [worker.address for worker in self.workers.values()]
-        if addresses and all(blocks_needed(num_prompt, max_tokens, a) > a.total_blocks for a in addresses):
-            largest = max(address.total_blocks * address.block_size for address in addresses)
-            reason = (
-                f"prompt and max_tokens need {num_prompt + max_tokens} tokens of KV; a worker holds {largest}"
-            )
-            self._reject(submitted, 400, reason, 0)
+        request = RoutedRequest(
+            request_id=submitted.request_id,
+            prompt_token_ids=submitted.prompt_token_ids,
+            sampling=submitted.sampling,
+            timeline=Timeline(arrived_at=submitted.arrived_at, submitted_at=now),
+            label=submitted.label,
+            pinned_prefill=submitted.pinned_prefill,
+            pinned_decode=submitted.pinned_decode,
+        )
+        absent = self._open.absent
+        problem = hopeless(request, self.workers, absent, self.mode) if absent is not None else None
+        if problem is not None:
+            status, reason = problem
+            self._reject(submitted, status, reason, 1 if status == 503 else 0)
             return
         self._open.emit(
             RequestArrived(
@@ -125,15 +153,7 @@ class RouterState:
                 client_id=submitted.client_id,
             )
         )
-        self.requests[submitted.request_id] = RoutedRequest(
-            request_id=submitted.request_id,
-            prompt_token_ids=submitted.prompt_token_ids,
-            sampling=submitted.sampling,
-            timeline=Timeline(arrived_at=submitted.arrived_at, submitted_at=now),
-            label=submitted.label,
-            pinned_prefill=submitted.pinned_prefill,
-            pinned_decode=submitted.pinned_decode,
-        )
+        self.requests[submitted.request_id] = request
         self.queue.append(submitted.request_id)
 
     def _reject(self, submitted: RequestSubmitted, status: int, reason: str, retry_after_s: int) -> None:
@@ -148,15 +168,19 @@ class RouterState:
         )
         self._open.out.append(Fail(submitted.request_id, status, reason, retry_after_s))
 
-    def _cancel(self, request_id: str) -> None:
+    def _cancel(self, request_id: str, reason: str) -> None:
         request = self.requests.get(request_id)
         if request is None:
             return
-        self._open.end_attempt(request, "client gone")
+        self._open.end_attempt(request, reason)
         self._open.log_tokens(request)
         self._open.emit(
             RequestCancelled(
-                at=self._open.now, source=SOURCE, request_id=request_id, phase=str(request.phase)
+                at=self._open.now,
+                source=SOURCE,
+                request_id=request_id,
+                phase=str(request.phase),
+                reason=reason,
             )
         )
         self._open.forget(request)
@@ -180,6 +204,7 @@ class RouterState:
             request.timeline.first_token_at = token.at
         request.phase = Phase.DECODE
         request.output_token_ids.append(token.token_id)
+        request.fruitless_attempts = 0
         if token.finish_reason:
             request.finish_reason = token.finish_reason
             withdraw(request, self.workers)
@@ -193,22 +218,50 @@ class RouterState:
         if request.num_written == 0:
             timeline.first_written_at = now
             self._open.emit(timeline.first_token(request_id, now, SOURCE))
+            self._measure_handoff(request)
         request.num_written += count
         timeline.last_written_at = now
         request.unlogged_token_at.extend([now] * count)
         if request.finish_reason and request.num_written == len(request.output_token_ids):
             self._open.finish(request)
 
+    def _measure_handoff(self, request: RoutedRequest) -> None:
+        """Its first token is out: learn from what the attempt took, beside what was foreseen."""
+        if request.estimate is None or not request.timeline.prefill_done_at:
+            return
+        if request.prefill_worker:
+            tail_s = request.timeline.first_token_at - request.timeline.prefill_done_at
+            self._forecast.handed_off(request.estimate, request.estimated_bytes, tail_s)
+        if request.is_weighed:
+            self._open.emit(measured_event(request, request.estimate, self._open.now, SOURCE))
+
     # --- workers ----------------------------------------------------------------------------------------------
 
-    def _list_workers(self, listed: dict[str, WorkerView]) -> None:
+    def _list_workers(self, listed: WorkersListed) -> None:
+        addresses = {address.worker_id: address for address in listed.workers}
+        self._open.absent = {worker.worker_id: worker for worker in listed.absent}
         for worker_id, view in list(self.workers.items()):
-            new = listed.get(worker_id)
-            if new is None or new.address != view.address:
+            new = addresses.get(worker_id)
+            if new is None or not new.is_place_of(view.address):
                 self._attempts.worker_lost(worker_id, "no longer listed as ready")
+                self._forecast.forget(worker_id)
                 del self.workers[worker_id]
-        for worker_id, view in listed.items():
-            self.workers.setdefault(worker_id, view)
+        for worker_id, address in addresses.items():
+            view = self.workers.setdefault(worker_id, WorkerView(address))
+            view.address = address
+            view.set_draining(worker_id in listed.draining, self._open.now)
+
+    def _tell_drained(self) -> None:
+        """Once per drain, when nothing is left on the worker."""
+        for worker_id, view in self.workers.items():
+            if view.draining_since is None or view.is_drained:
+                continue
+            if not any(request.is_on(worker_id) for request in self.requests.values()):
+                view.is_drained = True
+                after_s = self._open.now - view.draining_since
+                self._open.emit(
+                    WorkerDrained(at=self._open.now, source=SOURCE, worker_id=worker_id, after_s=after_s)
+                )
 
     def _said(
         self, worker_id: str, message: Tokens | PrefillDone | DecodeAdopted | HandoffFailed | RequestError
@@ -224,7 +277,13 @@ class RouterState:
         if isinstance(message, PrefillDone):
             timeline.prefill_started_at = message.started_at
             timeline.prefill_done_at = message.done_at
+            if message.compute_s > 0:
+                num_tokens = request.num_prompt_tokens + len(request.output_token_ids)
+                self._forecast.prefilled(worker_id, num_tokens, message.compute_s)
+            self._holds(worker_id, request)
             for view in self.workers.values():
+                if next(iter(view.queued_prompt_tokens), "") == request.request_id:
+                    view.prefilling_since = self._open.now  # the next one's turn
                 view.queued_prompt_tokens.pop(request.request_id, None)
             if request.phase is Phase.PREFILL:
                 request.phase = Phase.TRANSFER if request.prefill_worker else Phase.DECODE
@@ -233,11 +292,18 @@ class RouterState:
             timeline.prefill_done_at = message.prefill_done_at
             timeline.verified_at = message.verified_at
             timeline.admitted_at = message.admitted_at
+            if self._forecast.is_exact(request.codec):
+                self._holds(worker_id, request)
             request.phase = Phase.DECODE
         elif isinstance(message, HandoffFailed):
             self._attempts.handoff_failed(request, worker_id, message)
         else:
             self._open.fail(request, 500, f"{worker_id}: {message.reason}")
+
+    def _holds(self, worker_id: str, request: RoutedRequest) -> None:
+        view = self.workers.get(worker_id)
+        if view is not None and request.chain:
+            self._forecast.holds(view, Prompt(request.num_prompt_tokens, request.codec, request.chain))
 
     # --- time -------------------------------------------------------------------------------------------------
 

@@ -4,14 +4,17 @@ import statistics
 from dataclasses import dataclass
 
 from cluster.events import (
+    BlocksStranded,
     CodecChanged,
     Event,
+    HandoffChanged,
     LinkConfigured,
     LinkProbed,
     LinkTuned,
     ModeChanged,
     ModelDescribed,
     PrefillFinished,
+    RoleChanged,
     RouterStats,
     RunReady,
     RunStarted,
@@ -38,6 +41,7 @@ class ProcessFacts:
     failed: str = ""  # why it was given up
     held_blocks: int | None = None  # in its last sample; None: none yet, or the process died with its blocks
     peak_rss_bytes: int = 0
+    stranded_blocks: int = 0  # most that it ever held with nobody to free them; must be 0
     late_frames: int = 0
     preemptions: int = 0
     prefill_tokens: int = 0  # in the last sample
@@ -56,11 +60,11 @@ class ProcessFacts:
         return self._rated_tokens, self._rated_s
 
     def start(self, event: WorkerStarting) -> None:
-        self.role, self.pid, self.restarts = event.role, event.pid, event.restarts
+        self.role, self.pid, self.restarts, self.failed = event.role, event.pid, event.restarts, ""
         self.held_blocks, self.prefill_tokens, self._sampled_preemptions = None, 0, 0
 
     def exit(self, event: WorkerExited) -> None:
-        if event.cause != "stop":
+        if event.cause not in ("stop", "restart"):
             self.exits += 1
             self.held_blocks = None
 
@@ -91,10 +95,11 @@ class RunFacts:
         self.orphans: int | None = None  # None: the log has no end
         self.modes: list[str] = []  # in order of use, the last is the mode now
         self.codecs: list[str] = []
+        self.handoffs: list[str] = []
         self.processes: dict[str, ProcessFacts] = {}
         self._first_at: float | None = None
         self._last_at = 0.0
-        self._probed_bits_per_s: dict[tuple[str, str], float] = {}
+        self._probed: dict[tuple[str, str], LinkProbed] = {}  # the last of each way
         self._computed_tokens = 0
         self._compute_s = 0.0
 
@@ -121,9 +126,25 @@ class RunFacts:
 
     @property
     def achieved_bits_per_s(self) -> float | None:
-        """Median over worker pairs of their last probe since the link was last shaped."""
-        probed = self._probed_bits_per_s.values()
-        return statistics.median(probed) if probed else None
+        """Median over worker pairs of their last probe since the link was last shaped, the way KV goes."""
+        return _median([probe.achieved_bits_per_s for probe in self._probes(back=False)])
+
+    @property
+    def back_bits_per_s(self) -> float | None:
+        """The same of the way back, from decode to prefill workers."""
+        return _median([probe.achieved_bits_per_s for probe in self._probes(back=True)])
+
+    @property
+    def rtt_ms(self) -> float | None:
+        """The same of the round trips."""
+        return _median([probe.rtt_ms for probe in self._probes(back=False)])
+
+    def _probes(self, *, back: bool) -> list[LinkProbed]:
+        return [probe for probe in self._probed.values() if self._is_back(probe) is back]
+
+    def _is_back(self, probe: LinkProbed) -> bool:
+        sender = self.processes.get(probe.from_worker)
+        return sender is not None and sender.role == "decode"
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -165,6 +186,7 @@ class RunFacts:
             case RunStarted():
                 self.started = event
                 self.modes, self.codecs = [event.mode], [event.codec]
+                self.handoffs = [event.handoff]
             case RunReady():
                 self.ready_at = event.at
             case RunStopping():
@@ -179,26 +201,37 @@ class RunFacts:
                 self._process(event.worker_id, event.role).exit(event)
             case WorkerFailed():
                 self._process(event.worker_id, "").failed = event.reason
+            case RoleChanged():
+                self._process(event.worker_id, event.role).role = event.role
+            case BlocksStranded():
+                process = self._process(event.worker_id, "")
+                process.stranded_blocks = max(process.stranded_blocks, event.blocks)
             case LinkConfigured():
                 self._shape_link(event)
             case LinkProbed():
-                self._probed_bits_per_s[event.from_worker, event.to_worker] = event.achieved_bits_per_s
+                self._probed[event.from_worker, event.to_worker] = event
             case LinkTuned():
                 self.tuned = event
             case ModeChanged():
                 self.modes.append(event.mode)
             case CodecChanged():
                 self.codecs.append(event.codec)
+            case HandoffChanged():
+                self.handoffs.append(event.handoff)
 
     def _shape_link(self, event: LinkConfigured) -> None:
         """A link that was only described anew (with what the host reaches) keeps its probes."""
         if self.link is None or _asked(self.link) != _asked(event):
-            self._probed_bits_per_s.clear()
+            self._probed.clear()
             self.tuned = None
         self.link = event
 
     def _process(self, process_id: str, role: str) -> ProcessFacts:
         return self.processes.setdefault(process_id, ProcessFacts(process_id, role))
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _asked(link: LinkConfigured) -> tuple[str | float, ...]:

@@ -6,6 +6,7 @@ waits for the rest; a reader of a finished log that ends in half a line (the wri
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -23,31 +24,51 @@ class RunLogError(Exception):
 class RunLog:
     """Appends events, giving each its index. ``flush`` is the caller's (the supervisor does it every 50 ms).
 
-    A log that exists is continued: half a line at its end, left by a killed writer, is cut off first.
+    A log that exists is continued: half a line at its end, left by a killed writer, is cut off first. What a full disk
+    does not take is kept, in order, until it does.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / EVENTS_FILE
         self._file = open(self.path, "a+b", opener=_open_private)  # noqa: SIM115 (open for the run's life)
         self._next_index = _cut_half_line(self._file)
+        self._unwritten = bytearray()
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return len(self._unwritten)
 
     def append(self, event: Event) -> Event:
-        """Write one event; returns it with its index."""
+        """Take one event, to be written by the next ``flush``; returns it with its index."""
         numbered = msgspec.structs.replace(event, index=self._next_index)
         self._next_index += 1
-        self._file.write(encode_event(numbered) + b"\n")
+        self._unwritten += encode_event(numbered) + b"\n"
         return numbered
 
     def flush(self) -> None:
-        """Hand what was appended to the kernel, where it outlives this process."""
-        self._file.flush()
+        """Hand what was appended to the kernel, where it outlives this process. Raises OSError, and loses nothing."""
+        while self._unwritten:
+            written = os.write(self._file.fileno(), self._unwritten)
+            del self._unwritten[:written]
 
     def close(self) -> None:
-        self._file.close()
+        """Flush what can be, and close. Raises OSError when the end of the log is lost."""
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedLine:
+    """A whole line that holds no event this program knows; ``number`` counts from 1."""
+
+    number: int
+    problem: str
 
 
 class LogTail:
-    """Reads a log as it grows. Not a thread: call ``read_new`` when it suits. Raises RunLogError."""
+    """Reads a log as it grows. Not a thread: call it when it suits."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,7 +77,19 @@ class LogTail:
         self._rest = b""
 
     def read_new(self, max_bytes: int = 4 * 2**20) -> list[Event]:
-        """Whole events appended since the last call, at most about ``max_bytes`` of them; [] when none."""
+        """Whole events appended since the last call, at most about ``max_bytes`` of them; [] when none.
+
+        Raises RunLogError for a line that is not one.
+        """
+        events = []
+        for found in self.read_lines(max_bytes):
+            if isinstance(found, DamagedLine):
+                raise RunLogError(_complaint(self._path, found))
+            events.append(found)
+        return events
+
+    def read_lines(self, max_bytes: int = 4 * 2**20) -> list[Event | DamagedLine]:
+        """As ``read_new``, for a reader that goes on whatever a line holds."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -67,15 +100,27 @@ class LogTail:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         first = self._line + 1
         self._line += len(lines)
-        return [_decode(line, self._path, number) for number, line in enumerate(lines, first)]
+        return [decode_line(line, number) for number, line in enumerate(lines, first)]
 
 
 def read_events(path: Path) -> Iterator[Event]:
     """Every whole event of a log, in order; a last line cut off by a crash is dropped. Raises RunLogError."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
-                yield _decode(line, path, number)
+            if not line.endswith(b"\n"):
+                return
+            found = decode_line(line, number)
+            if isinstance(found, DamagedLine):
+                raise RunLogError(_complaint(path, found))
+            yield found
+
+
+def decode_line(line: bytes, number: int) -> Event | DamagedLine:
+    """What a line, with or without its end, says."""
+    try:
+        return decode_event(line)
+    except msgspec.DecodeError as error:
+        return DamagedLine(number, f"not an event of schema {SCHEMA}: {error}")
 
 
 def write_events(path: Path, events: Iterable[Event]) -> None:
@@ -85,11 +130,8 @@ def write_events(path: Path, events: Iterable[Event]) -> None:
             file.write(encode_event(event) + b"\n")
 
 
-def _decode(line: bytes, path: Path, number: int) -> Event:
-    try:
-        return decode_event(line)
-    except msgspec.DecodeError as error:
-        raise RunLogError(f"{path}, line {number}: not an event of schema {SCHEMA}: {error}") from error
+def _complaint(path: Path, damaged: DamagedLine) -> str:
+    return f"{path}, line {damaged.number}: {damaged.problem}"
 
 
 def _cut_half_line(file: BinaryIO) -> int:

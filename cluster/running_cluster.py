@@ -6,6 +6,7 @@ Start: router and workers at once; all agree on the model; every link measured; 
 import asyncio
 import contextlib
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -14,7 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
+from cluster.command_refused import CommandRefused
 from cluster.control import (
+    AbsentWorker,
     AnyMessage,
     CommandDone,
     CommandSent,
@@ -33,12 +36,14 @@ from cluster.control import (
     WorkerUp,
 )
 from cluster.cpu_plan import available_cpus
-from cluster.events import Event, PrefillFinished
+from cluster.events import Event, HeartbeatMissed, PrefillFinished, WorkerDrained
+from cluster.fleet import Fleet
 from cluster.link_backend import LinkBackend
 from cluster.link_prober import LinkProber
 from cluster.link_tuner import LinkTuner, MeasuringFailed
 from cluster.load import LoadGenerator
-from cluster.operator_commands import CommandRefused, OperatorCommands
+from cluster.log_lines import log_line
+from cluster.operator_commands import OperatorCommands
 from cluster.process_set import ProcessSet
 from cluster.process_slot import ROUTER_ID, ProcessSlot, pairs_of, plan_slots
 from cluster.run_dir import LOG_DIR
@@ -96,13 +101,27 @@ class RunningCluster:
             self._router, link, emit, reshaped=self._tell_of_link, probe=self._probe_in_background
         )
         self._load = LoadGenerator(url, spec.profile, emit, spec.profile.model.id)
+        self._fleet = Fleet(
+            spec.profile.cluster,
+            self.processes,
+            link,
+            worker_spawner,
+            mode=lambda: self._commands.mode,
+            emit=emit,
+            tell_router=self._list_workers,
+            measure_links=self._probe_in_background,
+            spawn=self._spawn,
+        )
         self._commands = OperatorCommands(
             spec.profile.cluster.mode,
             spec.profile.kv.codec,
+            spec.profile.cluster.handoff,
             processes=self.processes,
+            fleet=self._fleet,
             link=link,
             load=self._load,
             emit=emit,
+            retell=self._tell_of_link,
             relink=self._relink,
         )
         self._model: WorkerUp | None = None  # what the first ready worker loaded: the others must agree
@@ -139,6 +158,8 @@ class RunningCluster:
         goal = self._spec.profile.link_goal
         if goal is not None:
             await self._tune_link(goal)
+        if self._spec.profile.cluster.handoff == "auto":
+            await self._calibrate()
         self._is_serving = True
         self._spawn(self._run_commands(), "commands")
 
@@ -164,6 +185,7 @@ class RunningCluster:
             async with asyncio.timeout(_LOAD_CLOSE_S):
                 await self._load.stop("the cluster stops")
                 await self._load.close()
+        self._commands.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -180,6 +202,10 @@ class RunningCluster:
                 for event in events:
                     if isinstance(event, PrefillFinished):
                         self._tuner.prefill_rate.finished(event)
+                    elif isinstance(event, WorkerDrained):
+                        self._fleet.drained(event.worker_id)
+                    elif isinstance(event, HeartbeatMissed):  # its engine does not end a step
+                        slot.kill(signal.SIGKILL, "hang")
                     self._emit(
                         event if event.source else msgspec.structs.replace(event, source=slot.process_id)
                     )
@@ -215,13 +241,17 @@ class RunningCluster:
         kv_address = f"{up.address.kv_host}:{up.address.kv_port}"
         self.processes.mark_ready(slot, up.address.total_blocks, kv_address)
         self._list_workers()
+        if self._is_serving and slot.starts == 1:  # a worker added since
+            self._probe_in_background()
 
     def _slot_changed(self, slot: ProcessSlot) -> None:
         """It ended, refused, or was given up."""
+        self._prober.gone(slot.process_id)
         if slot.role == "router":
             self._pairs.clear()
         else:
             self._pairs = {pair for pair in self._pairs if slot.process_id not in pair}
+            self._fleet.drained(slot.process_id)
             self._list_workers()
         if not self._is_serving and self._refused is None:
             if slot.refusal is not None:
@@ -246,7 +276,9 @@ class RunningCluster:
                 listen_fd=listen_fd,
                 mode=self._commands.mode,
                 codec=self._commands.codec,
+                handoff=self._commands.handoff,
                 cpus=slot.cpus,
+                has_served=self._is_serving,
             )
             return router, (listen_fd,)
         netns_fd = self._link.namespace_fd(slot.index)
@@ -263,9 +295,20 @@ class RunningCluster:
         return worker, (netns_fd,) if netns_fd >= 0 else ()
 
     def _list_workers(self) -> None:
+        """Tell the router of every worker, and what it may do with each."""
         if self._is_listing and self._router.is_ready:
-            ready = [slot.address for slot in self.processes.workers]
-            self._router.send(SetWorkers(workers=tuple(address for address in ready if address is not None)))
+            staying = [slot for slot in self.processes.workers if not slot.is_leaving]
+            self._router.send(
+                SetWorkers(
+                    workers=tuple(address for slot in staying if (address := slot.address) is not None),
+                    absent=tuple(
+                        AbsentWorker(worker_id=slot.process_id, role=slot.role, is_coming=not slot.failed)
+                        for slot in staying
+                        if slot.address is None
+                    ),
+                    draining=tuple(slot.process_id for slot in staying if slot.is_draining),
+                )
+            )
 
     def _tell_router_of_link(self) -> None:
         """It weighs handing off against the link that is, not the one that the profile began with."""
@@ -301,11 +344,22 @@ class RunningCluster:
         except MeasuringFailed as error:
             raise StartRefused(f"the link cannot be given its rho: {error}") from error
 
+    async def _calibrate(self) -> None:
+        """Have the router see prompts of several lengths on each worker, before it has to weigh. It can do without."""
+        workers, limit_s = self.processes.workers, self._spec.profile.supervisor.start_timeout_s
+        decodes = [slot.process_id for slot in workers if slot.role == "decode"]
+        prefills = [slot.process_id for slot in workers if slot.role == "prefill"]
+        for pair in [*((worker_id, decodes[0]) for worker_id in prefills), *(("", each) for each in decodes)]:
+            decode = self.processes.slot(pair[1]).address
+            try:
+                if decode is not None:
+                    await self._tuner.prefill_rate.send_lengths(pair, decode, limit_s)
+            except MeasuringFailed as error:
+                log_line(f"calibrating handoff through {pair[0] or 'local'} to {pair[1]}: {error}")
+
     async def _probe_again(self) -> None:
         for problem in await self._prober.probe(self.processes.workers):
-            print(
-                f"link probe: {problem}", flush=True
-            )  # the supervisor's log; the workers' own events say more
+            log_line(f"link probe: {problem}")  # the supervisor's log; the workers' own events say more
 
     # --- loops ------------------------------------------------------------------------------------------------
 

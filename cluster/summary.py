@@ -68,6 +68,7 @@ def summary_of(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
         "itl_ms_by_label": _by_label(metrics, "itl_ms"),
         "throughput": _throughput(facts, metrics),
         "kv": _kv(facts, metrics),
+        "handoff": _handoff(facts, metrics),
         "link": _link(facts),
         "prefill_tokens_per_s": _rounded(facts.prefill_tokens_per_s),
         "b_star_bytes_per_s": _rounded(facts.b_star_bytes_per_s),
@@ -151,6 +152,20 @@ def _kv(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
     }
 
 
+def _handoff(facts: RunFacts, metrics: RunMetrics) -> dict[str, Any]:
+    handoff = metrics.handoff
+    return {
+        "settings": facts.handoffs,
+        "remote": handoff.choices["remote"],
+        "local": handoff.choices["local"],
+        "unweighed": handoff.unweighed,
+        "forecast_error_ms": _percentiles(handoff.error_ms, 50, 90, 99)
+        | {"max": _rounded(handoff.error_ms.max), "count": handoff.error_ms.count},
+        "forecast_bias_ms": _rounded(handoff.bias_ms),
+        "forecast_error_share": _rounded(handoff.error_share),
+    }
+
+
 def _formula_ok(facts: RunFacts, kv: KVTotals) -> bool | None:
     """Raw bytes are exactly tokens x bytes per token, and without a codec exactly those were on the wire. What was
     skipped keeps the same formula."""
@@ -170,6 +185,8 @@ def _link(facts: RunFacts) -> dict[str, Any]:
         "backend": link.backend if link else "",
         "asked_bits_per_s": facts.asked_bits_per_s,
         "achieved_bits_per_s": _rounded(facts.achieved_bits_per_s),
+        "achieved_back_bits_per_s": _rounded(facts.back_bits_per_s),
+        "achieved_rtt_ms": _rounded(facts.rtt_ms),
         "asked_delay_ms": link.asked_delay_ms if link else 0.0,
         "asked_jitter_ms": link.asked_jitter_ms if link else 0.0,
         "asked_loss": link.asked_loss if link else 0.0,
@@ -185,6 +202,7 @@ def _process(process: ProcessFacts) -> dict[str, Any]:
         "restarts": process.restarts,
         "exits": process.exits,
         "held_blocks": process.held_blocks,
+        "stranded_blocks": process.stranded_blocks,
         "peak_rss_bytes": process.peak_rss_bytes,
         "prefill_tokens_per_s": _rounded(process.prefill_tokens_per_s),
         "late_frames": process.late_frames,

@@ -27,9 +27,18 @@ from cluster.control import (
     SupervisorStopped,
     SupervisorUp,
 )
-from cluster.events import Event, RunReady, RunStarted, RunStopped, RunStopping
+from cluster.events import (
+    Event,
+    RunLogResumed,
+    RunLogStalled,
+    RunReady,
+    RunStarted,
+    RunStopped,
+    RunStopping,
+)
 from cluster.http_listener import bind_http, url_of
 from cluster.link_backend import resolve_link
+from cluster.log_lines import log_line
 from cluster.memory_fit import fitted
 from cluster.run_dir import (
     ClockAnchor,
@@ -40,13 +49,15 @@ from cluster.run_dir import (
     write_run_info,
     write_token,
 )
-from cluster.run_log import RunLog
+from cluster.run_log import RunLog, RunLogError
 from cluster.running_cluster import RunningCluster
 from cluster.spawner import Spawner
 from cluster.start_refused import StartRefused
 from engine.memory import free_memory_bytes
 
 FLUSH_S: Final = 0.05
+MAX_UNWRITTEN_BYTES: Final = 32 * 2**20
+"""Events that wait in memory for a full disk: an hour of an ordinary load. With more the run is stopped."""
 SOURCE: Final = "supervisor"
 
 
@@ -125,12 +136,24 @@ class Supervisor:
             flushing.cancel()
             await asyncio.wait({flushing})
             self._log = None
-            log.close()
-            self._write_summary(self._run_dir)
+            problem = self._finish_log(log)
         if refused is not None:
             return self._refuse(refused)
-        self._tell(SupervisorStopped(orphans=orphans))
+        self._tell(SupervisorStopped(orphans=orphans, problem=problem))
         return 0
+
+    def _finish_log(self, log: RunLog) -> str:
+        """Log and summary are complete, or why not."""
+        problems = []
+        try:
+            log.close()
+        except OSError as error:
+            problems.append(f"{log.path} lacks its last {log.unwritten_bytes} bytes: {error.strerror}")
+        try:
+            self._write_summary(self._run_dir)
+        except (OSError, RunLogError) as error:
+            problems.append(f"no summary of {self._run_dir}: {error}")
+        return "; ".join(problems)
 
     async def _bring_up_and_serve(self, held: contextlib.ExitStack) -> None:
         """Raises StartRefused."""
@@ -144,6 +167,7 @@ class Supervisor:
                 model=profile.model.id,
                 mode=profile.cluster.mode,
                 codec=profile.kv.codec,
+                handoff=profile.cluster.handoff,
                 wall_at=anchor.wall,
             )
         )
@@ -231,13 +255,24 @@ class Supervisor:
             self._log.flush()
 
     async def _flush_for_ever(self, log: RunLog) -> None:
+        """A disk that is full stops nothing as long as what waits for it is bounded."""
+        stalled_at: float | None = None
         while True:
             await asyncio.sleep(FLUSH_S)
             try:
                 log.flush()
-            except OSError as error:  # the disk is full, or gone: a run without its log is not worth its name
-                self.request_stop(f"{log.path} cannot be written: {error.strerror}")
-                raise
+            except OSError as error:
+                if stalled_at is None:
+                    stalled_at = time.monotonic()
+                    log_line(f"{log.path} cannot be written: {error.strerror}")
+                    self.emit(RunLogStalled(at=stalled_at, reason=error.strerror or str(error)))
+                if log.unwritten_bytes > MAX_UNWRITTEN_BYTES:  # a run without its log is not worth its name
+                    self.request_stop(f"{log.path} cannot be written: {error.strerror}")
+                continue
+            if stalled_at is not None:
+                now = time.monotonic()
+                self.emit(RunLogResumed(at=now, after_s=now - stalled_at))
+                stalled_at = None
 
     def _refuse(self, refused: StartRefused) -> int:
         self._tell(StartFailed(message=refused.message, exit_code=refused.exit_code))

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Final
 
-from cluster.control import CommandSent, Ping, Pong, SupervisorSpec
+from cluster.control import CommandSent, Detach, Detached, Ping, Pong, SupervisorSpec
 from cluster.events import NoteAdded
 from cluster.json_stream import JsonStream, StreamError
 from cluster.nursery import Nursery
@@ -14,6 +14,7 @@ from cluster.spawner import ProgramSpawner
 from cluster.summary import write_summary
 from cluster.supervisor import Supervisor
 
+DETACHED: Final = "the console detached; the cluster goes on without one"
 ROUTER_COMMAND: Final = (sys.executable, "-m", "cluster.router_main")
 
 
@@ -56,14 +57,20 @@ def on_signal(supervisor: Supervisor, number: int) -> None:
 
 
 async def listen(parent: JsonStream, supervisor: Supervisor) -> None:
-    """Take commands until the parent is gone."""
+    """Take commands until the parent is gone, and the run with it unless it has detached."""
     reason = "the console is gone"
+    is_lifeline = True
     try:
         while (message := await parent.receive()) is not None:
             if isinstance(message, CommandSent):
                 supervisor.take(message)
             elif isinstance(message, Ping):
                 parent.send(Pong(seq=message.seq))
+            elif isinstance(message, Detach):
+                is_lifeline = False
+                supervisor.emit(NoteAdded(at=time.monotonic(), text=DETACHED))
+                parent.send(Detached())
     except StreamError as error:
         reason = f"the parent link broke: {error}"
-    supervisor.request_stop(reason)
+    if is_lifeline:
+        supervisor.request_stop(reason)

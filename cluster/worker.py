@@ -4,7 +4,6 @@ Every worker can prefill, decode or do both, request by request; its role is onl
 """
 
 import asyncio
-import contextlib
 import os
 import socket
 import time
@@ -15,15 +14,19 @@ from typing import Final
 
 import psutil
 
+from cluster.block_ownership import BlockOwnership
 from cluster.control import (
     AbortRequest,
     AnyMessage,
     Events,
+    InjectLinkFault,
     LinkMeasured,
     Ping,
     Pong,
     ProbeLink,
+    ReportBlocks,
     SetLink,
+    SetRole,
     Shutdown,
     StartDecode,
     StartLocal,
@@ -35,8 +38,9 @@ from cluster.control import (
 )
 from cluster.decode_side import DecodeSide
 from cluster.engine_thread import EngineThread
-from cluster.events import Event, WorkerStats
+from cluster.events import Event, HeartbeatMissed, WorkerStats
 from cluster.json_stream import MAX_LINE_BYTES, JsonStream, StreamError
+from cluster.log_lines import log_line
 from cluster.prefill_side import PrefillSide
 from cluster.refusal_log import RefusalLog
 from cluster.step_meter import StepMeter
@@ -68,6 +72,7 @@ class Worker:
     ) -> None:
         self._spec = spec
         self._worker_id = spec.worker_id
+        self._role = spec.role
         self._secret = bytes.fromhex(spec.secret)
         self._parent = parent
         self._listener = listener
@@ -85,7 +90,7 @@ class Worker:
             block_size=engine.config.block_size,
             layout=KV_LAYOUT,
         )
-        self._thread = EngineThread(engine, self._stepped, self._engine_died, self._layer_written)
+        self._thread = EngineThread(engine, self._stepped, self._engine_died, self._layer_written, self._idle)
         self._refusals = RefusalLog(spec.worker_id, self._outbox.emit)
         self._kv = WorkerKV(spec, contract, self._thread, partial(self._refusals.add, "kv"))
         prefill = PrefillSide(
@@ -99,12 +104,15 @@ class Worker:
         )
         decode = DecodeSide(spec.worker_id, engine, self._outbox)
         self._sides = WorkerSides(prefill, decode, self._outbox)
+        self._ownership = BlockOwnership(spec.worker_id, engine, self._sides, self._outbox.emit)
         self._kv.connect(prefill, decode)
         self._meter = StepMeter()
         self._process = psutil.Process(os.getpid())
         self._process.cpu_percent()  # the first call only begins the measuring
         self._router: JsonStream | None = None
+        self._is_stuck = False
         self._background: set[asyncio.Task[None]] = set()
+        self._measuring_codecs: asyncio.Task[None]
 
     # --- parent link ------------------------------------------------------------------------------------------
 
@@ -113,7 +121,7 @@ class Worker:
         self._thread.start()
         server = await asyncio.start_server(self._router_connected, sock=self._listener, limit=MAX_LINE_BYTES)
         self._parent.send(self._up())
-        self._in_background(asyncio.to_thread(self._kv.measure_codecs))
+        self._measuring_codecs = self._in_background(asyncio.to_thread(self._kv.measure_codecs))
         stats = asyncio.create_task(self._report_for_ever())
         try:
             while (message := await self._parent.receive()) is not None and not isinstance(message, Shutdown):
@@ -135,17 +143,25 @@ class Worker:
                 self._parent.send(Pong(seq=seq))
             case SetLink():
                 self._kv.set_link(message)
+            case SetRole(role=role):
+                self._role = role
+            case InjectLinkFault():
+                self._kv.inject(message, time.monotonic())
             case ProbeLink():
                 self._in_background(self._probe(message))
             case _:
                 raise ValueError(f"a worker has no use for {type(message).__name__}")
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def _probe(self, message: ProbeLink) -> None:
+        """After the codecs were measured, compiled first where they must be: each would slow the other down, and with
+        the probe the start waits for them, so that no transfer does."""
+        await asyncio.wait({self._measuring_codecs})
         measured: LinkMeasured = await asyncio.to_thread(self._kv.probe, message)
         self._parent.send(measured)
 
@@ -193,16 +209,23 @@ class Worker:
         if old is not None:
             self._thread.post(lambda: self._sides.abort_all("another router took over"))
             await old.close()
+        self._in_background(self._tell_load(stream))
         try:
             while (message := await stream.receive()) is not None:
                 self._router_said(message)
         except StreamError as error:
-            print(f"request port: {error}", flush=True)
+            log_line(f"request port: {error}")
         finally:
             if self._router is stream:  # else its requests were dropped when the next router came
                 self._router = None
                 self._thread.post(lambda: self._sides.abort_all("router gone"))
             await stream.close()
+
+    async def _tell_load(self, router: JsonStream) -> None:
+        """A new router hears at once what was measured before it came."""
+        stats = await asyncio.wrap_future(self._thread.ask(self._engine.stats))
+        if self._router is router:
+            router.send(self._load(stats))
 
     def _router_said(self, message: AnyMessage) -> None:
         match message:
@@ -210,6 +233,8 @@ class Worker:
                 self._thread.post(lambda: self._sides.start(message))
             case AbortRequest():
                 self._thread.post(lambda: self._sides.abort(message))
+            case ReportBlocks(report_id=report_id):
+                self._thread.post(lambda: self._outbox.say(self._ownership.report(report_id)))
             case _:
                 raise StreamError(f"a worker has no use for {type(message).__name__}")
 
@@ -227,28 +252,51 @@ class Worker:
 
     def _stepped(self, output: StepOutput) -> None:
         self._meter.add(output)
-        self._sides.stepped(output, time.monotonic())
+        self._sides.stepped(output, time.monotonic(), self._meter.decode_step_s)
+
+    def _idle(self) -> None:
+        self._ownership.check()
 
     def _engine_died(self, error: BaseException) -> None:
         """A worker without its engine must not look alive."""
-        print(f"engine thread died: {type(error).__name__}: {error}", flush=True)
+        log_line(f"engine thread died: {type(error).__name__}: {error}")
         self._loop.call_soon_threadsafe(os._exit, 70)
 
     # --- reporting --------------------------------------------------------------------------------------------
 
     async def _report_for_ever(self) -> None:
         asked: Future[EngineStats] | None = None
+        asked_at = 0.0
         while True:
             if asked is None:  # at most one question waits behind a long step
-                asked = self._thread.ask(self._engine_stats)
-            with contextlib.suppress(TimeoutError):
+                asked, asked_at = self._thread.ask(self._engine_stats), time.monotonic()
+            try:
                 stats = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(asked)), STATS_INTERVAL_S)
-                asked = None
-                self._report(stats)
-                await asyncio.sleep(STATS_INTERVAL_S)
+            except TimeoutError:
+                self._check_step(time.monotonic() - asked_at)
+                continue
+            asked = None
+            self._report(stats)
+            await asyncio.sleep(STATS_INTERVAL_S)
+
+    def _check_step(self, silent_s: float) -> None:
+        """This loop answers pings whatever the engine does: say so when the engine does nothing any more."""
+        if silent_s > self._spec.profile.supervisor.step_timeout_s and not self._is_stuck:
+            self._is_stuck = True
+            missed = HeartbeatMissed(
+                at=time.monotonic(),
+                source=self._worker_id,
+                worker_id=self._worker_id,
+                silent_s=silent_s,
+                part="engine",
+            )
+            self._parent.send(Events(events=(missed,)))
 
     def _engine_stats(self) -> EngineStats:
-        self._sides.decode.drop_late_opens(time.monotonic())
+        now = time.monotonic()
+        self._sides.decode.drop_late_opens(now)
+        self._sides.prefill.tell_transfers(now)
+        self._ownership.check()
         return self._engine.stats()
 
     def _report(self, stats: EngineStats) -> None:
@@ -257,7 +305,7 @@ class Worker:
             at=time.monotonic(),
             source=self._worker_id,
             worker_id=self._worker_id,
-            role=self._spec.role,
+            role=self._role,
             waiting=stats.waiting,
             running=stats.running,
             reserved=stats.reserved,
@@ -275,16 +323,23 @@ class Worker:
             rss_bytes=process.memory_info().rss,
             late_frames=self._kv.num_late_frames,
             preemptions=stats.preemptions,
+            stranded_blocks=self._ownership.stranded_blocks,
         )
         self._parent.send(Events(events=(event,)))
         if self._router is not None:
-            self._router.send(
-                WorkerLoad(
-                    worker_id=self._worker_id,
-                    waiting_prompt_tokens=stats.waiting_prompt_tokens,
-                    running=stats.running,
-                    free_blocks=stats.free_blocks,
-                    reserved=stats.reserved,
-                    prefill_tokens_per_s=meter.prefill_tokens_per_s,
-                )
-            )
+            self._router.send(self._load(stats))
+
+    def _load(self, stats: EngineStats) -> WorkerLoad:
+        selector, is_v2 = self._kv.codec_selector, self._spec.profile.kv.path == "v2"
+        return WorkerLoad(
+            worker_id=self._worker_id,
+            waiting_prompt_tokens=stats.waiting_prompt_tokens,
+            running=stats.running,
+            free_blocks=stats.free_blocks,
+            reserved=stats.reserved,
+            prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
+            decode_step_ms=self._meter.decode_step_s * 1e3,
+            links=selector.links(),
+            codecs=selector.rates(),
+            stream_from_tokens=self._sides.prefill.stream_from_tokens if is_v2 else 0,
+        )

@@ -7,14 +7,16 @@ from typing import Final
 
 from cluster.attempt import attempt_key
 from cluster.codec_selector import CodecSelector
-from cluster.control import LinkMeasured, ProbeLink, SetLink, WorkerSpec
+from cluster.control import InjectLinkFault, LinkMeasured, ProbeLink, SetLink, WorkerSpec
 from cluster.decode_side import DecodeSide
 from cluster.engine_thread import EngineThread
+from cluster.fault_kinds import ARMED_S
 from cluster.prefill_side import PrefillSide
 from transport.codec import Codec, RawCodec
 from transport.codec_rates import measure_codec
 from transport.errors import AuthError, TransportError
 from transport.events import ReceiveStats, TransferEvent
+from transport.faults import CorruptNextFrame, Cut, LinkFault, Stall
 from transport.int8_codec import Int8Codec
 from transport.kv_transfer import TransferLimits
 from transport.link import LinkShape
@@ -46,6 +48,10 @@ class WorkerKV:
         self.codec_selector: Final = CodecSelector(allow_lossy=spec.profile.kv.allow_lossy)
         self._shape = LinkShape()
         self._senders: dict[tuple[str, int], KVSender] = {}
+        self._shares_core = bool(spec.cpus) and spec.profile.model.device == "cpu"
+        self._faults: list[
+            tuple[LinkFault, float, bool]
+        ] = []  # (what, until, does it last), for senders to come
         self._prefill: PrefillSide | None = None
         self._decode: DecodeSide | None = None
         self._receiver = KVReceiver(
@@ -89,9 +95,17 @@ class WorkerKV:
                 codecs=self._codecs,
                 limits=self._limits,
                 shape=self._shape,
+                is_computing=self._is_computing,
             )
             self._senders[host, port] = sender
+            for fault, until, lasts in self._faults:
+                sender.inject(fault, until, every_frame=lasts)
+            self._faults = [armed for armed in self._faults if armed[2]]
         return sender
+
+    def _is_computing(self) -> bool:
+        """An engine's step needs the core that the senders' threads run on."""
+        return self._shares_core and self._thread.is_stepping
 
     def _transfer_event(self, event: TransferEvent) -> None:
         prefill = self._prefill
@@ -131,6 +145,26 @@ class WorkerKV:
         self._receiver.set_link(self._shape)
         for sender in list(self._senders.values()):
             sender.set_link(self._shape)
+
+    def inject(self, message: InjectLinkFault, now: float) -> None:
+        """Break what this worker sends: once, or for a time on every connection there is and comes."""
+        fault: LinkFault
+        match message.kind:
+            case "corrupt":
+                fault = CorruptNextFrame()
+            case "cut":
+                fault = Cut()
+            case "stall":
+                fault = Stall(message.seconds)
+            case _:
+                raise ValueError(f"{message.kind!r} is not a link fault")
+        lasts = message.seconds > 0 and message.kind != "stall"
+        until = now + (message.seconds if lasts else ARMED_S)
+        self._faults = [armed for armed in self._faults if now < armed[1]]
+        if lasts or not self._senders:
+            self._faults.append((fault, until, lasts))
+        for sender in list(self._senders.values()):
+            sender.inject(fault, until, every_frame=lasts)
 
     def probe(self, message: ProbeLink) -> LinkMeasured:
         """Measure the path to another worker's receiver. Blocks."""

@@ -19,7 +19,8 @@ class WorkerLink:
     """Keeps one connection to ``address`` until closed, and reports what happens on it.
 
     ``on_up()`` after each authentication, ``on_down(detail)`` after each loss of a connection that was up,
-    ``on_message(message)`` in between.
+    ``on_message(message)`` in between; it may raise StreamError for a message that has no place here. ``on_end`` gets
+    the link's task when that has ended, with any other error it raised.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class WorkerLink:
         on_up: Callable[[], None],
         on_down: Callable[[str], None],
         on_message: Callable[[AnyMessage], None],
+        on_end: Callable[["asyncio.Task[None]"], None] = lambda task: None,
     ) -> None:
         self.address = address
         self._secret = secret
@@ -37,6 +39,7 @@ class WorkerLink:
         self._on_message = on_message
         self._stream: JsonStream | None = None
         self._task = asyncio.create_task(self._run(), name=f"link to {address.worker_id}")
+        self._task.add_done_callback(on_end)
 
     def send(self, message: AnyMessage) -> None:
         """Queue a message; dropped when the connection is down (its requests are being rerouted then)."""

@@ -2,11 +2,16 @@
 of engine steps. Runs in the engine's thread only.
 """
 
+from typing import Final
+
 from cluster.control import AbortRequest, StartDecode, StartLocal, StartPrefill
 from cluster.decode_side import DecodeSide
 from cluster.prefill_side import PrefillSide
 from cluster.worker_outbox import WorkerOutbox
-from engine.outputs import StepOutput
+from engine.outputs import PrefillProgress, StepOutput
+
+ALONE_SHARE: Final = 0.9
+"""Of a step's prompt tokens: what others add to the time is then less than what it varies by."""
 
 
 class WorkerSides:
@@ -37,11 +42,23 @@ class WorkerSides:
         for message in (*prefilling, *decoding):
             self.abort(AbortRequest(request_id=message.request_id, attempt=message.attempt, reason=reason))
 
-    def stepped(self, output: StepOutput, now: float) -> None:
-        """An engine step ended at ``now``."""
+    def owner_of(self, key: str) -> tuple[str, str]:
+        """Which side frees an attempt's blocks (prefill | decode, "" = none), and the worker at the other end of its
+        transfer ("" = none)."""
+        prefill = self.prefill.jobs.get(key)
+        if prefill is not None:
+            return "prefill", prefill.message.decode_worker
+        decode = self.decode.jobs.get(key)
+        if decode is None:
+            return "", ""
+        message = decode.message
+        return "decode", message.prefill_worker if isinstance(message, StartDecode) else ""
+
+    def stepped(self, output: StepOutput, now: float, decode_step_s: float = 0.0) -> None:
+        """An engine step ended at ``now``; one without prompts takes ``decode_step_s``, 0.0 = not known."""
         for progress in output.prefilled:
             side = self.prefill if progress.request_id in self.prefill.jobs else self.decode
-            side.progressed(progress, now - output.duration_s, now)
+            side.progressed(progress, now - output.duration_s, now, _own_s(progress, output, decode_step_s))
         reasons = {finished.request_id: str(finished.reason) for finished in output.finished}
         tokens = []
         for token in output.new_tokens:
@@ -50,3 +67,11 @@ class WorkerSides:
             else:
                 tokens.append(self.decode.token(token, now, reasons.get(token.request_id, "")))
         self._outbox.say_tokens(tokens)
+
+
+def _own_s(progress: PrefillProgress, output: StepOutput, decode_step_s: float) -> float | None:
+    """What of a step one prompt took; None where other prompts were in it."""
+    if progress.num_tokens - progress.num_cached < ALONE_SHARE * output.num_prefill_tokens:
+        return None
+    decodes = output.num_batched_tokens > output.num_prefill_tokens
+    return max(0.0, output.duration_s - (decode_step_s if decodes else 0.0))

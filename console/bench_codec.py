@@ -26,7 +26,7 @@ from engine.model_ids import ModelError, resolve_model
 
 _NUMBERS: Final = (
     ("--tokens", 2048, 1, "tokens of the prompt whose KV is measured"),
-    ("--prompts", 16, 1, "prompts whose output is compared"),
+    ("--prompts", 50, 1, "prompts whose output is compared"),
     ("--prompt-tokens", 256, 1, "tokens of each of them"),
     ("--output-tokens", 64, 2, "tokens of each output"),
     ("--repeats", 9, 1, "samples of every codec"),

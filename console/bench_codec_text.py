@@ -39,14 +39,15 @@ def _outputs(document: dict[str, Any]) -> list[str]:
     lines = [
         f"greedy output of {asked['prompts']} prompts of {asked['prompt_tokens']:,} tokens, "
         f"{asked['output_tokens']} tokens each, against raw",
-        f"{'CODEC':<10}{'tokens equal':>16}{'outputs equal':>16}{'first difference at':>22}",
+        f"{'CODEC':<10}{'tokens equal':>16}{'outputs equal':>16}{'first difference: earliest, median':>38}",
     ]
     for codec in document["codecs"]:
-        earliest = codec["earliest_divergence"]
+        earliest, median = codec["earliest_divergence"], codec["median_divergence"]
+        where = "never" if earliest is None else f"token {earliest}, token {median:g}"
         lines.append(
             f"{codec['codec']:<10}{codec['agreement'] * 100:>14.1f} %"
             f"{codec['identical']:>8} of {asked['prompts']:>4}"
-            f"{'never' if earliest is None else f'token {earliest}':>22}"
+            f"{where:>38}"
         )
     return lines
 

@@ -4,11 +4,20 @@ import argparse
 from types import ModuleType
 from typing import Final
 
-from console import bench_codec, bench_engine
+from console import bench_breakeven, bench_codec, bench_engine, bench_interference, bench_transport
 
 BENCHMARKS: Final[dict[str, tuple[ModuleType, str]]] = {
+    "breakeven": (
+        bench_breakeven,
+        "from which link on moving KV beats computing it again, measured and forecast",
+    ),
     "codec": (bench_codec, "what each KV codec costs and saves on real KV, and what it does to the output"),
     "engine": (bench_engine, "prefill and decode of one engine on one core, beside what the core can do"),
+    "interference": (
+        bench_interference,
+        "running streams beside long prompts: co-located, chunked prefill, disaggregated",
+    ),
+    "transport": (bench_transport, "KV between two processes over TCP, beside iperf3 and torch.distributed"),
 }
 """Name -> its module, which has ``add_arguments`` and ``run`` as a command's has, and its help."""
 

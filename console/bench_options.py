@@ -1,4 +1,4 @@
-"""Options of the benchmarks that measure on one core: which model, which engine, which core, where the result goes."""
+"""Options that benchmarks share: which model, which engine, which core, where the result goes."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,6 +14,14 @@ _SECTIONS: Final = ("engine.", "model.")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Of those that measure on one core."""
+    add_model_options(parser)
+    parser.add_argument(
+        "--core", type=int, metavar="N", help="the core to measure on (default: the last one)"
+    )
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         default=DEFAULT_PROFILE,
@@ -24,9 +32,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="ID|DIR", help="a model id (see: pdconsole model list) or a directory"
     )
     parser.add_argument("--dtype", metavar="DTYPE", help="auto, float32 or bfloat16")
-    parser.add_argument(
-        "--core", type=int, metavar="N", help="the core to measure on (default: the last one)"
-    )
     parser.add_argument(
         "--set",
         action="append",

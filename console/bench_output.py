@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from cluster.atomic_file import write_atomically
-from cluster.engine_bench import BenchmarkFailed, BenchmarkRefused
 from cluster.machine_probes import directory_problem
+from cluster.measuring_process import BenchmarkFailed, BenchmarkRefused
 from console.errors import UserError
 from engine.benchmark_result import Progress
 

@@ -153,6 +153,8 @@ def plot_chart(chart: ChartData, width: int, height: int, *, ascii_mode: bool) -
                 marker=marker,
                 color=rgb(curve.colour),
             )
+    if not any(value is not None for curve in chart.curves for value in curve.values):
+        plotext.plot([-WINDOW_S], [0.0], marker=" ")  # without a point there would be no axes
     for mark in chart.marks:
         column = chart.grid.column_of(mark.at)
         if column is not None:

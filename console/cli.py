@@ -19,9 +19,8 @@ from typing import Final, NoReturn
 
 from cluster.profile import ProfileError
 from cluster.run_dir import RunDirError
-from console.errors import UserError
+from console.errors import EXIT_USAGE, UserError
 
-EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -36,13 +35,22 @@ class Command:
 
 COMMANDS: Final = (
     Command("up", "console.up", "start a cluster and open the console (or run it headless)"),
+    Command("attach", "console.attach", "open a console on a cluster that is running already"),
+    Command("stop", "console.stop_command", "stop a running cluster from outside"),
+    Command("replay", "console.replay", "watch a finished run again, or compare two"),
+    Command(
+        "drill", "console.drill_command", "break a cluster on purpose and judge what became of its promises"
+    ),
     Command("load", "console.load_command", "drive a running cluster with a load of a profile"),
     Command("plan", "console.plan_command", "does moving KV beat recomputing it on a given link"),
     Command("bench", "console.bench_command", "measure one part of the system on this machine"),
     Command("runs", "console.runs_command", "list the runs on this machine, or show one"),
-    Command("export", "console.export_command", "write a run as jsonl or csv"),
+    Command("export", "console.export_command", "write a run as jsonl, csv, parquet, perfetto or vllm-bench"),
+    Command("chart", "console.chart_command", "draw a run as a picture"),
+    Command("report", "console.report_command", "compare runs on one HTML page"),
     Command("model", "console.model_command", "list the models that can be used, or describe one"),
     Command("doctor", "console.doctor_command", "what this machine can do"),
+    Command("completion", "console.completion", "print a completion script for bash, zsh or fish"),
 )
 
 

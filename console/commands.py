@@ -21,16 +21,19 @@ class Answer:
 
 
 class CommandSink:
-    """``deliver`` never raises for a cluster that is gone, silent or refuses: the answer says so."""
+    """``deliver`` never raises for a cluster that is gone, silent or refuses: the answer says so. ``read_only`` says
+    why nothing may be sent; "" lets everything through."""
 
-    def __init__(self, send: SendCommand, *, read_only: bool, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(
+        self, send: SendCommand, *, read_only: str = "", timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
         self._send = send
         self._read_only = read_only
         self._timeout_s = timeout_s
 
     def refusal(self, title: str) -> str:
         """Why an action that changes the cluster is not allowed here; "" when it is."""
-        return f"{title}: this console is read-only" if self._read_only else ""
+        return f"{title}: {self._read_only}" if self._read_only else ""
 
     async def deliver(self, command: Command, title: str) -> Answer:
         """Send one command and wait for its answer."""

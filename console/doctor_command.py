@@ -2,12 +2,13 @@
 
 import argparse
 import json
-from typing import Final
+from collections.abc import Iterator
 
-from cluster.doctor import DoctorReport, examine
+from cluster.doctor import OK, WARN, Check, DoctorReport, examine
+from console.actions import ACTIONS
+from console.config import ConfigError, config_path, load_config
+from console.errors import EXIT_ENVIRONMENT
 from console.text_format import clean
-
-EXIT_ENVIRONMENT: Final = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return show_report(examine(), as_json=args.json)
+    checks = (*examine().checks, *config_checks())
+    return show_report(DoctorReport(checks), as_json=args.json)
+
+
+def config_checks() -> Iterator[Check]:
+    """The operator's own settings, each with where it came from."""
+    path = config_path()
+    try:
+        config = load_config(path)
+    except ConfigError as error:
+        yield Check("config", WARN, str(path), f"no console opens: {error}")
+        return
+    yield Check("config", OK, str(path), "" if path.exists() else "not there: every setting has its default")
+    ids = ", ".join(action.id for action in ACTIONS)
+    yield Check("config keys", OK, f"{len(config.keymap)} changed", f"ids for [keys]: {ids}")
+    for name, value, source in config.rows():
+        yield Check(f"config {name}", OK, value, f"from {source}")
 
 
 def show_report(report: DoctorReport, *, as_json: bool) -> int:

@@ -4,10 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from cluster.export import FORMATS, PLANNED_FORMATS, ExportError, export_run, write_export
+from cluster.export import FORMATS, ExportError, export_run, write_export
+from cluster.export_table import MissingLibraryError
 from cluster.run_dir import RunDirError, find_run
 from cluster.run_log import RunLogError
-from console.errors import UserError
+from console.errors import EXIT_ENVIRONMENT, UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         default="jsonl",
         metavar="FORMAT",
-        help=f"{', '.join(FORMATS)} (default: jsonl); later: {', '.join(PLANNED_FORMATS)}",
+        help=f"{', '.join(FORMATS)} (default: jsonl)",
     )
     parser.add_argument(
         "-o", "--output", default="-", metavar="FILE", help="a file, or - for stdout (default)"
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def export(run_name: str, fmt: str, output: str) -> int:
-    """Exit code 0. Raises UserError for an unknown run or format, a damaged log, a place that cannot be written."""
+    """Exit code 0. Raises UserError for an unknown run or format, a damaged log, a place that cannot be written, a
+    library that is not installed."""
     try:
         content = export_run(find_run(run_name).path, fmt)
         if output == "-":
@@ -38,6 +40,8 @@ def export(run_name: str, fmt: str, output: str) -> int:
             sys.stdout.flush()
         else:
             write_export(Path(output), content)
+    except MissingLibraryError as error:
+        raise UserError(str(error), EXIT_ENVIRONMENT) from error
     except (RunDirError, RunLogError, ExportError) as error:
         raise UserError(str(error)) from error
     return 0

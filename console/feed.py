@@ -1,21 +1,43 @@
 """Reads the run's log as it grows and folds it into the view state, in slices, so that keys are never kept waiting."""
 
-import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from cluster.events import Event, WorkerExited, WorkerFailed, WorkerReady
-from cluster.run_log import LogTail
+from cluster.run_log import DamagedLine, LogTail
 from console.feed_text import Line, feed_line
+from console.own_cost import LoopLag
 from console.view_state import ViewState
 
 SLICE_BYTES: Final = 64 * 2**10
 """A few hundred events: some milliseconds of work between two turns of the event loop."""
 POLL_S: Final = 0.1
-LAG_WINDOW: Final = 50
-"""The shown loop lag is the worst of so many polls (5 s)."""
+
+
+class Feed(Protocol):
+    """What the app needs of whatever brings events into the view state. ``run`` is its task."""
+
+    paused: bool
+    slices: int
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that is to be shown by now has been folded."""
+
+    @property
+    def lag_s(self) -> float:
+        """How late the event loop was at worst lately."""
+
+    @property
+    def log_bytes(self) -> int:
+        """Size of the log."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+
+    async def read_available(self) -> None:
+        """Fold everything that is to be shown now."""
 
 
 class LogFeed:
@@ -33,36 +55,34 @@ class LogFeed:
         self._path = path
         self._tail = LogTail(path)
         self._on_alert = on_alert
-        self._lags_s = [0.0] * LAG_WINDOW
-        self._polls = 0
+        self._lag = LoopLag()
 
     @property
     def lag_s(self) -> float:
-        """How late the event loop was at worst lately."""
-        return max(self._lags_s)
+        return self._lag.worst_s
 
     async def run(self) -> None:
-        """Until cancelled. Raises msgspec.DecodeError for a log that is not one, OSError for one not readable."""
+        """Until cancelled. Raises OSError for a log that is not readable."""
         while True:
             if not self.paused:
                 await self.read_available()
-            before = time.monotonic()
-            await asyncio.sleep(POLL_S)
-            self._lags_s[self._polls % LAG_WINDOW] = max(time.monotonic() - before - POLL_S, 0.0)
-            self._polls += 1
+            await self._lag.sleep(POLL_S)
 
     async def read_available(self) -> None:
         """Fold everything the log holds now, giving way to other tasks after each slice."""
         while not self.paused:
-            events = self._tail.read_new(SLICE_BYTES)
-            if not events:
+            found = self._tail.read_lines(SLICE_BYTES)
+            if not found:
                 break
             self.slices += 1
-            for event in events:
+            for event in found:
+                if isinstance(event, DamagedLine):
+                    self.state.pass_over(event)
+                    continue
                 self.state.fold(event)
                 if self.caught_up:
                     self._alert(event)
-            await asyncio.sleep(0)
+            await self._lag.sleep(0.0)
         self.caught_up = True
         if self._path.exists():
             self.log_bytes = self._path.stat().st_size

@@ -4,11 +4,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.events import (
+    BlocksStranded,
     BurstInjected,
     CodecChanged,
     Event,
+    FaultHealed,
     FaultInjected,
     FellBack,
+    HandoffChanged,
+    HandoffChosen,
     HeartbeatMissed,
     LinkConfigured,
     LinkProbed,
@@ -26,22 +30,33 @@ from cluster.events import (
     RequestMigrated,
     RequestRejected,
     RequestRetried,
+    RoleChanged,
     RouterStats,
+    RunLogResumed,
+    RunLogStalled,
     RunReady,
     RunStarted,
     RunStopped,
     RunStopping,
+    TextDelivered,
     TokensDelivered,
     TransferCompleted,
     TransferFailed,
+    TransferProgressed,
     TransferStarted,
+    WorkerAdded,
+    WorkerDrained,
+    WorkerDraining,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
+    WorkerRemoved,
     WorkerRestarting,
+    WorkerResumed,
     WorkerStarting,
     WorkerStats,
 )
+from cluster.request_filter import RequestEvent
 from cluster.units import format_bits_per_s, format_bytes
 from console.text_format import (
     format_ms,
@@ -67,7 +82,14 @@ CLUSTER: Final = "cluster"
 BIG_TRANSFER_BYTES: Final = 16 * 2**20
 """A transfer from this size on is notable by itself."""
 
-SILENT: Final = (TokensDelivered, WorkerStats, RouterStats, PrefillProgressed)
+SILENT: Final = (
+    TokensDelivered,
+    WorkerStats,
+    RouterStats,
+    PrefillProgressed,
+    TransferProgressed,
+    TextDelivered,
+)
 """The frequent events, none of which has a line or a mark."""
 
 
@@ -83,7 +105,7 @@ class Line:
 
 def feed_line(event: Event) -> Line | None:
     """The event's line, or None where it has none (stats, single steps of a request)."""
-    for write in (_process_line, _transfer_line, _request_line, _operator_line):
+    for write in (_process_line, _fleet_line, _transfer_line, _request_line, _operator_line):
         line = write(event)
         if line is not None:
             return line
@@ -96,6 +118,12 @@ def _process_line(event: Event) -> Line | None:
             return Line(CLUSTER, f"run {event.run} started: {event.profile}, {event.model}, {event.mode}")
         case RunReady():
             return Line(CLUSTER, f"cluster READY after {event.after_s:.1f} s at {event.url}", "good")
+        case RunLogStalled():
+            return Line(FAULTS, f"run log CANNOT BE WRITTEN: {event.reason}; events wait in memory", "bad")
+        case RunLogResumed():
+            return Line(
+                FAULTS, f"run log written again after {event.after_s:.1f} s, nothing is missing", "good"
+            )
         case RunStopping():
             return Line(CLUSTER, f"stopping: {event.reason}")
         case RunStopped():
@@ -133,6 +161,49 @@ def _process_line(event: Event) -> Line | None:
             return Line(CLUSTER, f"link {pair} probed: {rate}, round trip {event.rtt_ms:.2f} ms")
         case LinkTuned():
             return _tuned_line(event)
+        case _:
+            return None
+
+
+def subject(event: Event) -> tuple[str, str]:
+    """(request id, worker id) that the event's line is about; "" where there is none."""
+    if isinstance(event, RequestEvent):
+        return event.request_id, ""
+    match event:
+        case FaultInjected() | FaultHealed():
+            return "", event.target
+        case (
+            WorkerStarting() | WorkerReady() | WorkerExited() | WorkerRestarting() | WorkerFailed() | HeartbeatMissed()
+            | PeerRefused() | WorkerDraining() | WorkerDrained() | WorkerResumed() | WorkerAdded() | WorkerRemoved()
+            | RoleChanged() | BlocksStranded()
+        ):  # fmt: skip
+            return "", event.worker_id
+        case _:
+            return "", ""
+
+
+def _fleet_line(event: Event) -> Line | None:
+    match event:
+        case WorkerDraining():
+            why = "" if event.reason == "drain" else f" to {event.reason}"
+            return Line(
+                FAULTS, f"{event.worker_id} DRAINING{why}: no new requests{_cause(event.cause)}", "warn"
+            )
+        case WorkerDrained():
+            return Line(
+                FAULTS, f"{event.worker_id} drained in {event.after_s:.1f} s: nothing is left on it", "good"
+            )
+        case WorkerResumed():
+            return Line(FAULTS, f"{event.worker_id} takes new requests again{_cause(event.cause)}", "good")
+        case WorkerAdded():
+            return Line(CLUSTER, f"{event.worker_id} added as {event.role}{_cause(event.cause)}", "good")
+        case WorkerRemoved():
+            return Line(CLUSTER, f"{event.worker_id} removed{_cause(event.cause)}", "warn")
+        case RoleChanged():
+            text = f"{event.worker_id} role {event.from_role} -> {event.role}{_cause(event.cause)}"
+            return Line(CLUSTER, text, "good")
+        case BlocksStranded():
+            return Line(FAULTS, f"{event.worker_id} STRANDED {event.blocks} blocks: {event.holders}", "bad")
         case _:
             return None
 
@@ -175,6 +246,10 @@ def _request_line(event: Event) -> Line | None:
         case RequestArrived():
             asked = f"{event.prompt_tokens:,} tokens in, {event.max_tokens} out ({event.label})"
             return Line(REQUESTS, f"{short_id(event.request_id)} arrived: {asked}", routine=True)
+        case HandoffChosen():
+            where = f"{short_worker(event.prefill_worker)}>{short_worker(event.decode_worker)}"
+            where = where if event.choice == "remote" else short_worker(event.decode_worker)
+            return Line(REQUESTS, f"{short_id(event.request_id)} to {where}: {event.reason}", routine=True)
         case RequestFinished():
             took = format_ms(event.e2el_ms)
             return Line(
@@ -218,6 +293,8 @@ def _operator_line(event: Event) -> Line | None:
             return Line(DRILLS, f"mode is now {event.mode}{_cause(event.cause)}")
         case CodecChanged():
             return Line(DRILLS, f"codec is now {event.codec}{_cause(event.cause)}")
+        case HandoffChanged():
+            return Line(DRILLS, f"handoff is now {event.handoff}{_cause(event.cause)}")
         case LoadStarted():
             detail = f": {event.detail}" if event.detail else ""
             return Line(DRILLS, f"load {event.name} started{detail}{_cause(event.cause)}")
@@ -227,9 +304,12 @@ def _operator_line(event: Event) -> Line | None:
             text = f"burst: {event.prompts} prompts of {event.prompt_tokens:,} tokens{_cause(event.cause)}"
             return Line(DRILLS, text, "warn")
         case FaultInjected():
-            return Line(
-                DRILLS, f"{event.fault} {event.target}{_detail(event.detail)}{_cause(event.cause)}", "warn"
-            )
+            lasts = f" for {event.seconds:g} s" if event.seconds else ""
+            text = f"{event.fault} {event.target}{lasts}{_detail(event.detail)}{_cause(event.cause)}"
+            return Line(DRILLS, text, "warn")
+        case FaultHealed():
+            text = f"{event.fault} {event.target} healed after {event.after_s:.1f} s{_detail(event.detail)}"
+            return Line(DRILLS, text, "good")
         case NoteAdded():
             return Line(DRILLS, f"note: {event.text}")
         case _:
@@ -253,10 +333,14 @@ def mark_letter(event: Event) -> str:
     match event:
         case BurstInjected():
             return "b"
-        case FaultInjected() | WorkerFailed():
+        case FaultInjected() | WorkerFailed() | BlocksStranded():
             return "K"
         case WorkerExited():
-            return "" if event.cause in ("stop", "operator") else "K"
+            return "" if event.cause in ("stop", "restart", "operator") else "K"
+        case FaultHealed():
+            return "h"
+        case WorkerDraining() | RoleChanged():
+            return "D"
         case FellBack():
             return "f"
         case RequestMigrated():

@@ -150,8 +150,10 @@ def _report(plan: UpPlan, client: SupervisorClient, *, interrupted: bool) -> int
     summary = read_summary(plan.run_dir)
     if summary is not None:
         print(json.dumps(summary, indent=2) if plan.json else _page(plan, summary))
-    elif not interrupted:
+    elif not interrupted and not (client.stopped is not None and client.stopped.problem):
         raise LaunchError(f"run {plan.spec.run} has no summary; see {plan.run_dir}/logs", exit_code=1)
+    if client.stopped is not None and client.stopped.problem:
+        raise LaunchError(client.stopped.problem, exit_code=3)
     if client.stopped is not None and client.stopped.orphans:
         raise LaunchError(
             f"{client.stopped.orphans} processes of run {plan.spec.run} did not end", exit_code=1

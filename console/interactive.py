@@ -33,9 +33,11 @@ async def _run(plan: UpPlan) -> int:
     app = ConsoleApp(
         events_path=plan.run_dir / EVENTS_FILE,
         send_command=client.send_command,
-        export=functools.partial(export_to_run_dir, plan.run_dir),
+        export=functools.partial(export_to, plan.run_dir, plan.run_dir),
         run_name=plan.spec.run,
-        ascii_only=not (sys.stdout.encoding or "").lower().startswith("utf"),
+        read_only=plan.console.read_only,
+        ascii_only=plan.console.ascii_only,
+        config=plan.console.config,
     )
     watching = asyncio.create_task(_close_when_broken(client, app))
     exit_code = 1
@@ -43,15 +45,30 @@ async def _run(plan: UpPlan) -> int:
         exit_code = await run_console_async(app)
     finally:
         signals = Signals()
-        if not client.is_gone:
-            _tell("stopping the cluster")
-        await stop_supervisor(client, signals, "the console was closed")
+        detached = exit_code == 0 and app.quit_choice == "detach" and await _detach(client, watching)
+        if not detached:
+            if not client.is_gone:
+                _tell("stopping the cluster")
+            await stop_supervisor(client, signals, "the console was closed")
         watching.cancel()
         await asyncio.wait({watching})
     if not watching.cancelled():
         watching.result()
+    if detached:
+        _tell(plan.detached_line)
+        return exit_code
     _tell(f"run {plan.spec.run} is in {plan.run_dir}; see: pdconsole runs show {plan.spec.run}")
     return exit_code
+
+
+async def _detach(client: SupervisorClient, watching: asyncio.Task[None]) -> bool:
+    """False, and the cluster is to be stopped, when the supervisor does not confirm it."""
+    watching.cancel()  # the end of the link is no news then
+    await asyncio.wait({watching})
+    if client.is_gone or await client.detach():
+        return not client.is_gone or client.detached
+    _tell("the supervisor does not answer; the cluster cannot be left alone")
+    return False
 
 
 def _tell(line: str) -> None:
@@ -75,9 +92,9 @@ async def _close_when_broken(client: SupervisorClient, app: ConsoleApp) -> None:
         raise
 
 
-def export_to_run_dir(run_dir: Path, fmt: str) -> Path:
-    """Write the run so far into its own directory; the file. Raises OSError, the one error the app reports."""
-    file = run_dir / f"export.{fmt}"
+def export_to(run_dir: Path, directory: Path, fmt: str) -> Path:
+    """Write the run so far into ``directory``; the file. Raises OSError, the one error the app reports."""
+    file = directory / f"export.{fmt}"
     try:
         write_export(file, export_run(run_dir, fmt))
     except (ExportError, RunLogError) as error:

@@ -17,6 +17,8 @@ from cluster.control import (
     Command,
     CommandDone,
     CommandSent,
+    Detach,
+    Detached,
     Ping,
     StartFailed,
     StopCluster,
@@ -57,11 +59,13 @@ class SupervisorClient:
         self._answer: SupervisorUp | StartFailed | None = None
         self._answered = asyncio.Event()
         self._gone = asyncio.Event()
+        self._settled = asyncio.Event()  # detached, or gone
         self._reader = asyncio.create_task(self._read(), name="parent link")
         self._watcher = asyncio.create_task(self._watch(), name="supervisor's heartbeat")
         self._heard_at = time.monotonic()
         self._fault = ""
         self.stopped: SupervisorStopped | None = None
+        self.detached = False
 
     @classmethod
     async def launch(cls, spec: SupervisorSpec, module: str = SUPERVISOR_MODULE) -> "SupervisorClient":
@@ -117,6 +121,20 @@ class SupervisorClient:
             return await answer
         finally:
             del self._waiting[command_id]
+
+    async def detach(self) -> bool:
+        """Leave the cluster to itself: it goes on when this process ends. False: it was gone, or does not answer."""
+        self._stream.send(Detach())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENCE_LIMIT_S):
+                await self._settled.wait()
+        if not self.detached:
+            return False
+        self._watcher.cancel()
+        await self._stream.close()
+        await asyncio.wait({self._reader, self._watcher})
+        self._process.returncode = 0  # not ours to wait for any more
+        return True
 
     async def stop(self, reason: str) -> None:
         """Stop the cluster and wait for the supervisor's end: told, then its lifeline cut, then TERM, then KILL.
@@ -183,12 +201,16 @@ class SupervisorClient:
                     self._answered.set()
                 elif isinstance(message, SupervisorStopped):
                     self.stopped = message
+                elif isinstance(message, Detached):
+                    self.detached = True
+                    self._settled.set()
         except StreamError as error:
             with self._log.open("a", encoding="utf-8") as log:  # where ``death_report`` shows it
                 log.write(f"pdconsole: {error}\n")
         finally:
             self._gone.set()
             self._answered.set()
+            self._settled.set()
             for command_id, answer in self._waiting.items():
                 if not answer.done():
                     answer.set_result(_gone_answer(command_id))

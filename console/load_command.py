@@ -1,16 +1,20 @@
 """Drive a running cluster with a load of a profile, or with one burst, and print what the client saw.
 
-NAME is a load of the profile (steady is in every one) or burst. Without --url the load goes to the youngest cluster
-that is up on this machine, under the profile it runs with. The figures are this client's own: TTFT from sending the
-request, ITL between the chunks that arrive.
+NAME is a load of the profile (steady is in every one), burst, or the file of a public trace: Azure's CSV or Mooncake's
+JSON lines, told by the ending .csv or .jsonl. A trace is sent once, by its own times and lengths unless --speed and
+--lengths bend them, and what had to be cut to fit the model's context is said. Without --url the load goes to the
+youngest cluster that is up on this machine, under the profile it runs with. The figures are this client's own: TTFT
+from sending the request, ITL between the chunks that arrive.
 """
 
 import argparse
 import asyncio
 import json
 import math
+import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -18,18 +22,30 @@ import msgspec
 from cluster.control import InjectBurst
 from cluster.events import Event
 from cluster.load import LoadError, LoadGenerator
-from cluster.load_client import RequestResult, ServerUnreachable, served_model
+from cluster.load_client import RequestResult, ServedModel, ServerUnreachable, served_model
 from cluster.profile import Profile, load_profile
 from cluster.run_dir import find_run, latest_run
 from cluster.samples import Samples
-from console.errors import UserError
+from cluster.trace import (
+    ScaledTrace,
+    Scaling,
+    TraceError,
+    TraceRequest,
+    is_trace,
+    planned_requests,
+    read_trace,
+    scale_trace,
+)
+from console.errors import EXIT_ENVIRONMENT, UserError
 from console.signals import Signals
 from console.up import DEFAULT_PROFILE
 from engine.model_ids import ModelError
 
 BURST: Final = "burst"
-EXIT_ENVIRONMENT: Final = 3
 DRAIN_S: Final = 30.0
+MAX_TRACE_IN_FLIGHT: Final = 512
+"""Requests of a trace open at once; those beyond it are skipped and counted."""
+
 _PERCENTILES: Final = (50, 90, 99)
 
 
@@ -39,6 +55,14 @@ class Target:
 
     url: str
     profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests as their file tells them, and how they are to be bent."""
+
+    requests: list[TraceRequest]
+    scaling: Scaling
 
 
 @dataclass(slots=True)
@@ -57,7 +81,11 @@ class ClientSamples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a load of the profile, e.g. steady; or burst")
+    parser.add_argument(
+        "name",
+        metavar="NAME|FILE",
+        help="a load of the profile, e.g. steady; or burst; or a trace: FILE.csv, FILE.jsonl",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--run", metavar="RUN", help="the running cluster (default: the youngest)")
     where.add_argument("--url", metavar="URL", help="a router's address, e.g. http://127.0.0.1:8765")
@@ -70,15 +98,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens in each prompt")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens to generate for each")
     parser.add_argument("--seed", type=int, metavar="N", help="another seed gives other arrivals and prompts")
+    parser.add_argument("--speed", type=float, metavar="X", help="trace: X times as fast")
+    parser.add_argument(
+        "--lengths", type=float, metavar="X", help="trace: prompts and answers X times as long"
+    )
+    parser.add_argument("--requests", type=int, metavar="N", help="trace: only the first N")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.duration is not None and not 0 < args.duration < math.inf:
         raise UserError(f"--duration is {args.duration:g}; allowed is above 0")
+    trace = _trace(args)
     target = _target(args)
-    profile = _with_options(target.profile, args)
-    return asyncio.run(_drive(args, Target(target.url, profile)))
+    profile = target.profile if trace is not None else _with_options(target.profile, args)
+    return asyncio.run(_drive(args, Target(target.url, profile), trace))
+
+
+def _trace(args: argparse.Namespace) -> Trace | None:
+    """The trace that NAME is a file of. Raises UserError for a bad one, and for options that do not go with it."""
+    bends = {"--speed": args.speed, "--lengths": args.lengths, "--requests": args.requests}
+    shapes = {
+        "--rate": args.rate, "--prompts": args.prompts, "--prompt-tokens": args.prompt_tokens,
+        "--max-tokens": args.max_tokens,
+    }  # fmt: skip
+    is_file = is_trace(args.name)
+    for option, value in (shapes if is_file else bends).items():
+        if value is not None:
+            raise UserError(f"{option} {value:g} does not go with load {args.name}")
+    if not is_file:
+        return None
+    for option, value in bends.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{option} is {value:g}; allowed is above 0")
+    scaling = Scaling(args.speed or 1.0, args.lengths or 1.0, args.requests or 0)
+    try:
+        return Trace(read_trace(Path(args.name)), scaling)
+    except TraceError as error:
+        raise UserError(str(error)) from error
 
 
 def _target(args: argparse.Namespace) -> Target:
@@ -119,26 +176,59 @@ def _with_options(profile: Profile, args: argparse.Namespace) -> Profile:
     return msgspec.structs.replace(profile, load={**profile.load, args.name: load})
 
 
-async def _drive(args: argparse.Namespace, target: Target) -> int:
+async def _drive(args: argparse.Namespace, target: Target, trace: Trace | None) -> int:
     signals = Signals()
     try:
-        model_id = await served_model(target.url)
+        model = await served_model(target.url)
     except ServerUnreachable as error:
         raise UserError(str(error), EXIT_ENVIRONMENT) from error
     samples = ClientSamples()
-    generator = LoadGenerator(target.url, target.profile, _to_nobody, model_id, on_result=samples.add)
+    generator = LoadGenerator(target.url, target.profile, _to_nobody, model.id, on_result=samples.add)
+    scaled = None if trace is None else _fitted(trace, model)
     began_at = time.monotonic()
     try:
-        await _send(args, target.profile, generator, signals)
+        if scaled is not None:
+            await _send_trace(args, scaled, generator, signals)
+        else:
+            await _send(args, target.profile, generator, signals)
     except (LoadError, ModelError) as error:
         raise UserError(str(error)) from error
     finally:
         await generator.close()
     report = _report(args.name, target.url, generator, samples, time.monotonic() - began_at)
+    if scaled is not None:
+        report["trace"] = {
+            "sent_from": scaled.in_file, "prompts_cut": scaled.cut_prompts, "answers_cut": scaled.cut_outputs,
+            "detail": scaled.detail,
+        }  # fmt: skip
     print(json.dumps(report, indent=2) if args.json else _text(report))
     if signals.count and args.duration is not None:
         return 130
     return 0 if generator.counts.finished or not generator.counts.sent else 1
+
+
+def _fitted(trace: Trace, model: ServedModel) -> ScaledTrace:
+    if not model.max_model_len:
+        raise UserError(
+            f"the server does not say how long a context model {model.id} takes", EXIT_ENVIRONMENT
+        )
+    return scale_trace(trace.requests, trace.scaling, model.max_model_len)
+
+
+async def _send_trace(
+    args: argparse.Namespace, trace: ScaledTrace, generator: LoadGenerator, signals: Signals
+) -> None:
+    print(f"{args.name}: {trace.detail}", file=sys.stderr)
+    sending = generator.follow(
+        Path(args.name).name,
+        trace.detail,
+        lambda corpus: planned_requests(trace, corpus, args.seed or 0),
+        "pdconsole load",
+        MAX_TRACE_IN_FLIGHT,
+    )
+    await signals.race(sending, args.duration)
+    await generator.stop("pdconsole load")
+    await signals.race(generator.drain(DRAIN_S))
 
 
 async def _send(
@@ -203,6 +293,8 @@ def _text(report: dict[str, Any]) -> str:
         lines.append(
             f"{label:>10}" + "".join(f"{'-' if value is None else f'{value:.2f}':>10}" for value in values)
         )
+    if "trace" in report:
+        lines.insert(1, f"trace     {report['trace']['detail']}")
     lines.append(f"schedule lag p99 {report['schedule_lag_ms']['p99']:.2f} ms (lateness of this client)")
     return "\n".join(lines)
 

@@ -13,6 +13,8 @@ STATE_STYLES: Final = {
     "busy": GOOD,
     "starting": BUSY,
     "waiting": BUSY,
+    "draining": WARN,
+    "drained": WARN,
     "down": WARN,
     "silent": BAD,
     "failed": BAD,

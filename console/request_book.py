@@ -7,6 +7,8 @@ from cluster.events import (
     DecodeAdmitted,
     FellBack,
     FirstToken,
+    HandoffChosen,
+    HandoffMeasured,
     PrefillFinished,
     PrefillProgressed,
     PrefillStarted,
@@ -18,13 +20,17 @@ from cluster.events import (
     RequestMigrated,
     RequestRejected,
     RequestRetried,
+    TextDelivered,
     TokensDelivered,
     TransferCompleted,
     TransferFailed,
+    TransferProgressed,
     TransferStarted,
 )
 from cluster.request_filter import RequestEvent
-from console.request_view import CANCELLED, DONE, FAILED, REJECTED, RequestView
+from console.fallback_ledger import FallbackLedger
+from console.judgement import ModeBook
+from console.request_view import CANCELLED, DECODE, DONE, FAILED, MAX_TEXT, REJECTED, RequestView
 from console.series import BucketSeries
 from console.text_format import format_skipped
 
@@ -47,6 +53,8 @@ class RequestBook:
         self.retries = 0
         self.migrations = 0
         self.fallbacks: dict[str, int] = {}
+        self.ledger = FallbackLedger()
+        self.modes = ModeBook()
         self.transfers = 0
         self.raw_bytes = 0
         self.wire_bytes = 0
@@ -84,6 +92,10 @@ class RequestBook:
         if request is None:
             return  # ended long ago
         match event:
+            case TokensDelivered():
+                gaps = request.add_tokens(event.first_position, event.token_at)
+                self.itl_ms.extend(gaps)
+                self.modes.add_gaps(request.mode, gaps)
             case RequestArrived():
                 request.prompt_tokens, request.max_tokens = event.prompt_tokens, event.max_tokens
                 request.label, request.client_id = event.label, event.client_id
@@ -96,6 +108,11 @@ class RequestBook:
                 attempt.decode_worker, attempt.decode_reason = event.decode_worker, event.decode_reason
                 attempt.prefill_worker, attempt.prefill_reason = event.prefill_worker, event.prefill_reason
                 request.tell(event.at, f"attempt {event.attempt} sent to {attempt.path}")
+            case HandoffChosen():
+                request.tell(event.at, f"weighed: {event.reason}")
+            case HandoffMeasured():
+                took = f"{event.actual_ms:.1f} ms to the first token, forecast {event.forecast_ms:.1f}"
+                request.tell(event.at, f"{event.choice} took {took}")
             case PrefillStarted():
                 attempt = request.attempt(event.attempt)
                 attempt.prefill_started_at = event.at
@@ -118,6 +135,9 @@ class RequestBook:
                 request.tell(event.at, f"transfer started {path}{attempt.skipped}")
                 if event.codec_reason:
                     request.tell(event.at, f"codec {event.codec}: {event.codec_reason}")
+            case TransferProgressed():
+                attempt = request.attempt(event.attempt)
+                attempt.sent_bytes = max(attempt.sent_bytes, event.sent_bytes)
             case TransferCompleted():
                 request.attempt(event.attempt).transfer = event
                 self._count_transfer(event)
@@ -131,25 +151,32 @@ class RequestBook:
             case FirstToken():
                 request.first_token, request.first_token_at = event, event.at
                 self.ttft_ms.add(event.at, event.ttft_ms)
+                self.modes.add_ttft(request.mode, event.at, event.ttft_ms)
                 request.tell(event.at, "first token sent to the client")
-            case TokensDelivered():
-                for at, gap_ms in request.add_tokens(event.first_position, event.token_at):
-                    self.itl_ms.add(at, gap_ms)
+            case TextDelivered():
+                request.prompt_text = event.prompt or request.prompt_text
+                request.text = (request.text + event.text)[-MAX_TEXT:]
             case FellBack():
                 request.fallback = event.reason
                 self.fallbacks[event.reason] = self.fallbacks.get(event.reason, 0) + 1
+                self._charge(
+                    request, event, "fallback", event.reason, event.prompt_tokens, worker_id=event.worker_id
+                )
                 request.tell(
                     event.at, f"FALLBACK on {event.worker_id}: {event.reason} {event.detail}".rstrip()
                 )
             case RequestRetried():
                 request.retries += 1
                 self.retries += 1
+                self._charge(request, event, "retry", event.reason, request.prompt_tokens)
                 request.tell(
                     event.at, f"RETRY as attempt {event.attempt}: {event.reason} {event.detail}".rstrip()
                 )
             case RequestMigrated():
                 request.migrations += 1
                 self.migrations += 1
+                again = request.prompt_tokens + event.delivered_tokens
+                self._charge(request, event, "migration", f"{event.from_worker} lost", again)
                 request.tell(
                     event.at, f"MIGRATED from {event.from_worker} after {event.delivered_tokens} tokens"
                 )
@@ -167,10 +194,36 @@ class RequestBook:
         for request in list(self.live.values()):
             self._end(request, at, FAILED, "the router exited")
 
+    def _charge(
+        self,
+        request: RequestView,
+        event: FellBack | RequestRetried | RequestMigrated,
+        kind: str,
+        cause: str,
+        tokens: int,
+        worker_id: str = "",
+    ) -> None:
+        """Put what a failure cost into the ledger; what was waited for in vain began with the attempt that failed."""
+        failed = request.attempts.get(event.attempt - 1)
+        began_at = failed.at if failed is not None and failed.at is not None else event.at
+        if kind == "migration" and request.last_token_at is not None:
+            began_at = request.last_token_at  # what was delivered until then was not in vain
+        beside = sum(
+            1
+            for other in self.live.values()
+            if worker_id and other is not request and other.phase == DECODE
+            and other.latest is not None and other.latest.decode_worker == worker_id
+        )  # fmt: skip
+        self.ledger.add(
+            kind, cause, at=event.at, request_id=request.request_id, tokens=tokens, lost_s=event.at - began_at,
+            worker_id=worker_id, beside=beside,
+        )  # fmt: skip
+
     def _count_transfer(self, event: TransferCompleted) -> None:
         self.transfers += 1
         self.raw_bytes += event.raw_bytes
         self.wire_bytes += event.wire_bytes
+        self.modes.transfers.append(event)
         self.kv_bytes.spread(event.at - event.duration_s, event.at, float(event.wire_bytes))
 
     def _end(self, request: RequestView, at: float, end: str, detail: str) -> None:

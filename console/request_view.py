@@ -1,5 +1,6 @@
 """One request as the log tells it: attempts with their picks, prefill, transfer, tokens, end. Pure data."""
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,6 +11,9 @@ from console.text_format import short_worker
 
 STORY_LINES: Final = 40
 MAX_GAPS: Final = 4096
+KEPT_COLUMNS: Final = 120
+"""Of an ended request's gaps: the largest of each of so many equal parts."""
+MAX_TEXT: Final = 8000
 
 QUEUED: Final = "queued"
 PREFILL: Final = "prefill"
@@ -50,6 +54,7 @@ class AttemptView:
     cached_tokens: int = 0
     transfer_started_at: float | None = None
     transfer_raw_bytes: int = 0
+    sent_bytes: int = 0  # of transfer_raw_bytes, while it is under way
     skipped: str = ""  # what of the prompt the decode worker held, as ``format_skipped`` says it
     transfer: TransferCompleted | None = None
     admitted_at: float | None = None
@@ -83,6 +88,8 @@ class RequestView:
     last_token_at: float | None = None
     out_tokens: int = 0
     gaps_ms: list[float] = field(default_factory=list)
+    text: str = ""  # of the answer, where the log has it
+    prompt_text: str = ""
     end: str = ""  # "" while alive, else done | failed | cancelled | rejected
     ended_at: float | None = None
     end_detail: str = ""
@@ -93,6 +100,7 @@ class RequestView:
     migrations: int = 0
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
     _itl: tuple[int, float, float] | None = None
+    _kept_gaps_ms: tuple[float, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -147,6 +155,11 @@ class RequestView:
         return None
 
     @property
+    def mode(self) -> str:
+        """disagg | colocated, as its newest attempt was sent; "" before the first."""
+        return self.latest.mode if self.latest is not None else ""
+
+    @property
     def codec(self) -> str:
         attempt = self.latest
         return attempt.codec if attempt is not None and attempt.prefill_worker else ""
@@ -196,10 +209,19 @@ class RequestView:
             self._itl = (len(ordered), percentile(ordered, 0.5), percentile(ordered, 0.99))
         return self._itl[1], self._itl[2]
 
+    def gap_columns(self, count: int) -> list[float]:
+        """The gaps between its tokens in at most ``count`` columns, the largest of each in ms."""
+        gaps = self.gaps_ms or list(self._kept_gaps_ms)
+        if len(gaps) <= count:
+            return gaps
+        edges = [len(gaps) * place // count for place in range(count + 1)]
+        return [max(gaps[low:high]) for low, high in itertools.pairwise(edges)]
+
     def close(self, at: float, end: str, detail: str = "") -> None:
         """The end; per-token gaps are folded into their two percentiles and dropped."""
         self.end, self.ended_at, self.end_detail = end, at, detail
         p50, p99 = self.itl_ms()
+        self._kept_gaps_ms = tuple(self.gap_columns(KEPT_COLUMNS))
         self.gaps_ms = []
         if p50 is not None and p99 is not None:
             self._itl = (0, p50, p99)

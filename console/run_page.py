@@ -27,6 +27,7 @@ def render_page(summary: dict[str, Any], *, alive: bool, path: str, event_lines:
         _latency(summary),
         _ttft_parts(summary),
         _kv(summary["kv"]),
+        _handoff(summary.get("handoff")),
         _link(summary),
         _workers(summary),
         ["events", *event_lines] if event_lines else [],
@@ -130,15 +131,41 @@ def _kv(kv: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _handoff(handoff: dict[str, Any] | None) -> list[str]:
+    """Nothing where nothing was weighed; an older run's summary has none."""
+    if handoff is None or not handoff["remote"] + handoff["local"]:
+        return []
+    unweighed = f" ({handoff['unweighed']} for want of measurements)" if handoff["unweighed"] else ""
+    lines = [
+        f"handoff {' > '.join(clean(setting) for setting in handoff['settings'])}",
+        f"  {handoff['remote']} remote{unweighed}, {handoff['local']} local",
+    ]
+    error = handoff["forecast_error_ms"]
+    if error["count"]:
+        lines.append(
+            f"  forecasts of dispatch to first token off by p50 {number(error['p50'])} p90 {number(error['p90'])} "
+            f"max {number(error['max'])} ms, {handoff['forecast_error_share']:.0%} of what it took; "
+            f"mean {handoff['forecast_bias_ms']:+.1f} ms ({error['count']} forecasts)"
+        )
+    return lines
+
+
 def _link(summary: dict[str, Any]) -> list[str]:
     link, rho, b_star = summary["link"], summary["rho"], summary["b_star_bytes_per_s"]
     if not link["backend"]:
         return []
     achieved = link["achieved_bits_per_s"]
+    jitter = f" +- {link['asked_jitter_ms']:g}" if link["asked_jitter_ms"] else ""
+    reached = "not probed"
+    if achieved:
+        back, rtt_ms = link.get("achieved_back_bits_per_s"), link.get("achieved_rtt_ms")
+        reached = format_bits_per_s(achieved)
+        reached += f", back {format_bits_per_s(back)}" if back else ""
+        reached += f", round trip {number(rtt_ms)} ms" if rtt_ms is not None else ""
     lines = [
         "link",
         f"  {link['backend']}: asked {format_bits_per_s(link['asked_bits_per_s'])}, "
-        f"{link['asked_delay_ms']:g} ms one way; achieved {format_bits_per_s(achieved) if achieved else 'not probed'}",
+        f"{link['asked_delay_ms']:g}{jitter} ms one way; achieved {reached}",
     ]
     if link["limit"]:
         lines.append(f"  {clean(link['limit'])}")

@@ -4,6 +4,7 @@ No clock: every call that looks back from now is given ``now`` (seconds, the log
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,17 +59,19 @@ class BucketSeries:
         self._newest = -(2**62)
 
     def add(self, at: float, value: float) -> None:
-        index = math.floor(at / BUCKET_S)
-        if index <= self._newest - NUM_BUCKETS:
-            return
-        bucket = self._buckets.get(index)
-        if bucket is None:
-            bucket = self._buckets[index] = _Bucket()
-            if index > self._newest:
-                self._newest = index
-                if len(self._buckets) > NUM_BUCKETS:
-                    self._drop_old()
-        bucket.add(value)
+        bucket = self._bucket(math.floor(at / BUCKET_S))
+        if bucket is not None:
+            bucket.add(value)
+
+    def extend(self, samples: Iterable[tuple[float, float]]) -> None:
+        """``add`` of each (at, value); neighbours are mostly of one bucket."""
+        last, bucket = 2**62, None
+        for at, value in samples:
+            index = math.floor(at / BUCKET_S)
+            if index != last:
+                last, bucket = index, self._bucket(index)
+            if bucket is not None:
+                bucket.add(value)
 
     def spread(self, start: float, end: float, amount: float) -> None:
         """Distribute ``amount`` evenly over [start, end]; a span longer than the window keeps its newest part."""
@@ -84,16 +87,15 @@ class BucketSeries:
 
     def window(self, now: float, window_s: float) -> list[float]:
         """All kept values of the last ``window_s``, sorted."""
-        last = math.floor(now / BUCKET_S)
-        first = last - math.ceil(window_s / BUCKET_S) + 1
-        found = [self._buckets[index].values for index in range(first, last + 1) if index in self._buckets]
-        return sorted(value for values in found for value in values)
+        return sorted(value for bucket in self._last(now, window_s) for value in bucket.values)
 
     def total(self, now: float, window_s: float) -> float:
         """Sum over the last ``window_s`` (whole buckets)."""
-        last = math.floor(now / BUCKET_S)
-        first = last - math.ceil(window_s / BUCKET_S) + 1
-        return sum(self._buckets[index].total for index in range(first, last + 1) if index in self._buckets)
+        return sum(bucket.total for bucket in self._last(now, window_s))
+
+    def count(self, now: float, window_s: float) -> int:
+        """How many values were added in the last ``window_s`` (whole buckets)."""
+        return sum(bucket.seen for bucket in self._last(now, window_s))
 
     def percentiles(self, now: float, window_s: float, *shares: float) -> tuple[float | None, ...]:
         """One value per share of 1, None when the window is empty."""
@@ -120,6 +122,22 @@ class BucketSeries:
             / (grid.buckets * BUCKET_S)
             for first in grid.firsts
         ]
+
+    def _bucket(self, index: int) -> _Bucket | None:
+        """The bucket of that index, made where there is none; None: too long ago."""
+        bucket = self._buckets.get(index)
+        if bucket is None and index > self._newest - NUM_BUCKETS:
+            bucket = self._buckets[index] = _Bucket()
+            if index > self._newest:
+                self._newest = index
+                if len(self._buckets) > NUM_BUCKETS:
+                    self._drop_old()
+        return bucket
+
+    def _last(self, now: float, window_s: float) -> list[_Bucket]:
+        last = math.floor(now / BUCKET_S)
+        first = last - math.ceil(window_s / BUCKET_S) + 1
+        return [self._buckets[index] for index in range(first, last + 1) if index in self._buckets]
 
     def _drop_old(self) -> None:
         oldest = self._newest - NUM_BUCKETS + 1

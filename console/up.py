@@ -6,12 +6,14 @@ cluster runs without it.
 
 import argparse
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from cluster.control import SupervisorSpec
 from cluster.profile import Profile, ProfileError, builtin_profiles, load_profile, parse_setting
 from cluster.run_dir import make_run_dir
+from console.console_options import add_console_arguments, console_options, with_config
 from console.errors import UserError
 from console.tty import is_terminal
 from console.up_plan import UpPlan
@@ -52,8 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="start this load of the profile when ready; none: no load (default)",
     )
+    run.add_argument(
+        "--detach", action="store_true", help="no console: leave the cluster running (see: attach, stop)"
+    )
     run.add_argument("--json", action="store_true", help="headless; print the summary as one JSON document")
     run.add_argument("--quiet", action="store_true", help="headless: only errors on stderr")
+    add_console_arguments(parser)
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,14 +99,17 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def profile_from_args(args: argparse.Namespace) -> Profile:
-    """The profile that the options name, with what they change laid over it. Raises ProfileError."""
+def profile_from_args(args: argparse.Namespace, base: Mapping[str, Any] | None = None) -> Profile:
+    """The profile that the options name, over it ``base`` (dotted key -> value), over that what the options change.
+
+    Raises ProfileError.
+    """
     options = vars(args)
     overrides: dict[str, Any] = {
         key: options[option] for option, key in _OPTION_KEYS.items() if options[option] is not None
     }
     overrides.update(parse_setting(setting) for setting in args.set)
-    return load_profile(args.profile, overrides)
+    return load_profile(args.profile, {**(base or {}), **overrides})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,17 +122,24 @@ def run(args: argparse.Namespace) -> int:
     except ModelError as error:
         raise UserError(f"--model: {error}") from error
     headless = args.headless or args.json or not is_terminal()
-    if args.duration is not None and not headless:
+    if args.duration is not None and not headless and not args.detach:
         raise UserError("--duration needs --headless; the console runs until you quit it")
+    if args.detach and (args.headless or args.json or args.duration is not None):
+        raise UserError("--detach goes without --headless, --json and --duration: nobody is there for them")
+    options = console_options(args)
+    kind = "detached" if args.detach else "headless" if headless else "interactive"
+    if kind == "interactive":
+        options = with_config(options)
     name, run_dir = make_run_dir(args.run_dir)
     plan = UpPlan(
         spec=SupervisorSpec(run=name, run_dir=str(run_dir), profile=profile, load=load),
         duration_s=args.duration,
         json=args.json,
         quiet=args.quiet,
+        console=options,
     )
     # Textual takes 0.4 s to import, and a headless run must not depend on it.
-    module = importlib.import_module("console.headless" if headless else "console.interactive")
+    module = importlib.import_module(f"console.{kind}")
     exit_code: int = module.run(plan)
     return exit_code
 

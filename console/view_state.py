@@ -4,18 +4,24 @@ Live and finished runs use the same fold; what is "now" is said by the caller (:
 """
 
 import heapq
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from cluster.events import (
+    BlocksStranded,
     BurstInjected,
     CodecChanged,
     DecodeAdmitted,
     Event,
+    FaultHealed,
     FaultInjected,
     FellBack,
     FirstToken,
+    HandoffChanged,
+    HandoffChosen,
+    HandoffMeasured,
     HeartbeatMissed,
     LinkConfigured,
     LinkProbed,
@@ -37,24 +43,36 @@ from cluster.events import (
     RequestMigrated,
     RequestRejected,
     RequestRetried,
+    RoleChanged,
     RouterStats,
+    RunLogResumed,
+    RunLogStalled,
     RunReady,
     RunStarted,
     RunStopped,
     RunStopping,
+    TextDelivered,
     TokensDelivered,
     TransferCompleted,
     TransferFailed,
+    TransferProgressed,
     TransferStarted,
+    WorkerAdded,
+    WorkerDrained,
+    WorkerDraining,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
+    WorkerRemoved,
     WorkerRestarting,
+    WorkerResumed,
     WorkerStarting,
     WorkerStats,
 )
 from cluster.request_filter import RequestEvent, RequestFilter
-from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, mark_letter
+from cluster.run_log import DamagedLine
+from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, mark_letter, subject
+from console.judgement import Judgement, judge
 from console.request_book import RequestBook
 from console.series import Mark
 from console.worker_view import ROUTER, Topology
@@ -66,11 +84,13 @@ KEPT_PICKS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class FeedEntry:
-    """A line of the feed; ``number`` counts all lines of the run."""
+    """A line of the feed; ``number`` counts all lines of the run. It is about a request, a process, or neither ("")."""
 
     number: int
     at: float
     line: Line
+    request_id: str = ""
+    worker_id: str = ""
 
 
 class FeedLog:
@@ -80,21 +100,22 @@ class FeedLog:
         self._kinds: dict[tuple[str, bool], deque[FeedEntry]] = {}
         self.count = 0
 
-    def add(self, at: float, line: Line) -> FeedEntry:
-        entry = FeedEntry(self.count, at, line)
+    def add(self, at: float, line: Line, request_id: str = "", worker_id: str = "") -> FeedEntry:
+        entry = FeedEntry(self.count, at, line, request_id, worker_id)
         self.count += 1
         self._kinds.setdefault((line.category, line.routine), deque(maxlen=KEPT_LINES)).append(entry)
         return entry
 
-    def newest(self, wanted: str, limit: int = KEPT_LINES) -> list[FeedEntry]:
-        """At most ``limit`` entries of one tab (feed_text.FILTERS), newest first."""
+    def newest(self, wanted: str, limit: int = KEPT_LINES, text: str = "") -> list[FeedEntry]:
+        """At most ``limit`` entries of one tab (feed_text.FILTERS) that hold ``text`` (lower case), newest first."""
         kinds = [
             reversed(entries)
             for (category, routine), entries in self._kinds.items()
             if (not routine if wanted == NOTABLE else category == wanted)
         ]
         merged = heapq.merge(*kinds, key=lambda entry: entry.number, reverse=True)
-        return [entry for entry, _ in zip(merged, range(limit), strict=False)]
+        found = (entry for entry in merged if not text or text in entry.line.text.lower())
+        return list(itertools.islice(found, limit))
 
 
 class ViewState:
@@ -106,6 +127,8 @@ class ViewState:
         self.model = ""
         self.mode = ""
         self.codec = ""
+        self.own_codec = ""  # the profile's
+        self.handoff = ""
         self.started_at: float | None = None
         self.ready_after_s: float | None = None
         self.url = ""
@@ -114,6 +137,7 @@ class ViewState:
         self.described: ModelDescribed | None = None
         self.tuned: LinkTuned | None = None  # None: no rho was asked, or the link was changed since
         self.loads: dict[str, str] = {}
+        self.last_load = ""
         self.topology = Topology()
         self.requests = RequestBook()
         self._filter = RequestFilter()
@@ -130,6 +154,15 @@ class ViewState:
     def since_start(self, at: float) -> float:
         """Seconds since RunStarted."""
         return at - self.started_at if self.started_at is not None else 0.0
+
+    @property
+    def load_names(self) -> str:
+        """ "steady", "a+b"; "off" while none runs."""
+        return "+".join(self.loads) or "off"
+
+    def judgement(self) -> Judgement:
+        """Whether disaggregation pays here, by what was measured so far."""
+        return judge(self.requests.modes, self.mode, self.topology.prefill_tokens_per_s(), self.rho)
 
     @property
     def b_star_bytes_per_s(self) -> float | None:
@@ -156,11 +189,20 @@ class ViewState:
         """A line that is no event: something the console itself was refused."""
         self.feed.add(at, Line(FAULTS, text, "bad"))
 
+    def pass_over(self, line: DamagedLine) -> None:
+        """Take in that a line of the log says nothing that is known here."""
+        self.feed.add(
+            self.last_at, Line(FAULTS, f"log line {line.number} passed over: {line.problem}", "bad")
+        )
+
     def fold(self, event: Event) -> None:
         """Take one event in."""
         self.num_events += 1
         self.last_at = max(self.last_at, event.at)
-        if isinstance(event, RequestEvent):
+        if isinstance(event, TokensDelivered):  # a third of a log, and nothing of the rest has to do with it
+            if self._filter.pass_on(event):
+                self.requests.fold(event)
+        elif isinstance(event, RequestEvent):
             for passed in self._filter.pass_on(event):
                 self._take(passed)
         else:
@@ -168,11 +210,14 @@ class ViewState:
 
     def _take(self, event: Event) -> None:
         match event:
+            case TransferProgressed():
+                self.requests.fold(event)
             case TransferStarted() | TransferCompleted() | TransferFailed():
                 self.requests.fold(event)
                 self.topology.fold(event)
             case (
-                TokensDelivered() | RequestArrived() | PrefillStarted() | PrefillProgressed() | PrefillFinished()
+                HandoffChosen() | HandoffMeasured() | TextDelivered()
+                | TokensDelivered() | RequestArrived() | PrefillStarted() | PrefillProgressed() | PrefillFinished()
                 | DecodeAdmitted() | FirstToken() | FellBack() | RequestRetried() | RequestMigrated()
                 | RequestFinished() | RequestFailed() | RequestRejected() | RequestCancelled()
             ):  # fmt: skip
@@ -186,7 +231,8 @@ class ViewState:
                     self.requests.router_lost(event.at)
             case (
                 WorkerStarting() | WorkerReady() | WorkerRestarting() | WorkerFailed() | HeartbeatMissed()
-                | WorkerStats() | LinkProbed()
+                | WorkerDraining() | WorkerDrained() | WorkerResumed() | WorkerAdded() | WorkerRemoved() | RoleChanged()
+                | BlocksStranded() | WorkerStats() | LinkProbed() | FaultInjected() | FaultHealed()
             ):  # fmt: skip
                 self.topology.fold(event)
             case LinkConfigured():
@@ -196,7 +242,7 @@ class ViewState:
                 self.topology.fold(event)
             case RouterStats():
                 self.topology.fold(event)
-            case PeerRefused():
+            case PeerRefused() | RunLogStalled() | RunLogResumed():
                 pass  # a line in the feed, and nothing else
             case _:
                 self._fold_run(event)
@@ -204,7 +250,10 @@ class ViewState:
             return
         line = feed_line(event)
         if line is not None:
-            self.feed.add(event.at, line)
+            request_id, worker_id = subject(event)
+            self.feed.add(event.at, line, request_id, worker_id)
+            if worker_id in self.topology.workers:
+                self.topology.workers[worker_id].story.append((event.at, line.text, line.level))
         letter = mark_letter(event)
         if not letter and isinstance(event, WorkerReady) and self.topology.workers[event.worker_id].restarts:
             letter = "R"
@@ -220,17 +269,18 @@ class ViewState:
         | ModelDescribed
         | ModeChanged
         | CodecChanged
+        | HandoffChanged
         | LinkTuned
         | LoadStarted
         | LoadStopped
         | BurstInjected
-        | FaultInjected
         | NoteAdded,
     ) -> None:
         match event:
             case RunStarted():
                 self.run, self.profile, self.model = event.run, event.profile, event.model
                 self.mode, self.codec, self.started_at = event.mode, event.codec, event.at
+                self.own_codec, self.handoff = event.codec, event.handoff
             case RunReady():
                 self.ready_after_s, self.url = event.after_s, event.url
             case RunStopping():
@@ -243,11 +293,16 @@ class ViewState:
                 self.mode = event.mode
             case CodecChanged():
                 self.codec = event.codec
+            case HandoffChanged():
+                self.handoff = event.handoff
             case LinkTuned():
                 self.tuned = event
             case LoadStarted():
                 self.loads[event.name] = event.detail
+                self.last_load = event.name
+                self.requests.modes.loads = self.load_names
             case LoadStopped():
                 self.loads.pop(event.name, None)
-            case BurstInjected() | FaultInjected() | NoteAdded():
+                self.requests.modes.loads = self.load_names
+            case BurstInjected() | NoteAdded():
                 pass  # a line and a mark, no state

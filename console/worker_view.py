@@ -1,20 +1,30 @@
 """The processes and links of a run as the log tells them. A fold over process, stats and link events; pure data."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.events import (
+    BlocksStranded,
+    FaultHealed,
+    FaultInjected,
     HeartbeatMissed,
     LinkConfigured,
     LinkProbed,
+    RoleChanged,
     RouterStats,
     TransferCompleted,
     TransferFailed,
     TransferStarted,
+    WorkerAdded,
+    WorkerDrained,
+    WorkerDraining,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
+    WorkerRemoved,
     WorkerRestarting,
+    WorkerResumed,
     WorkerStarting,
     WorkerStats,
 )
@@ -25,13 +35,28 @@ STALE_S: Final = 3.0
 ROUTER: Final = "router"
 GONE: Final = ("exited", "restarting", "failed")
 
-_ROLE_ORDER: Final = {ROUTER: 0, "prefill": 1, "decode": 2}
+STORY_LINES: Final = 200
+KEPT_RATES: Final = 240
+"""Two minutes of samples."""
+
+_ROLE_ORDER: Final = {ROUTER: 0, "prefill": 1, "both": 2, "decode": 3}
 
 WorkerEvent = (
     WorkerStarting | WorkerReady | WorkerExited | WorkerRestarting | WorkerFailed | HeartbeatMissed
-    | WorkerStats | RouterStats | LinkConfigured | LinkProbed
+    | WorkerDraining | WorkerDrained | WorkerResumed | WorkerAdded | WorkerRemoved | RoleChanged | BlocksStranded
+    | WorkerStats | RouterStats | LinkConfigured | LinkProbed | FaultInjected | FaultHealed
     | TransferStarted | TransferCompleted | TransferFailed
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Between two samples of one worker."""
+
+    at: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    busy_share: float
 
 
 @dataclass(slots=True)
@@ -53,6 +78,11 @@ class WorkerView:
     router_stats: RouterStats | None = None
     prefill_tokens_per_s: float = 0.0
     """Last measured rate: an idle worker reports 0, which says nothing about how fast it is."""
+    draining: str = ""  # drain | restart | remove: takes no new requests
+    drained: bool = False
+    rates: deque[Throughput] = field(default_factory=lambda: deque(maxlen=KEPT_RATES))
+    story: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
+    """(at, text, level) of what the log says of this process, oldest first."""
 
     @property
     def stats_at(self) -> float | None:
@@ -65,6 +95,24 @@ class WorkerView:
             return False
         return now - max(self.stats_at or 0.0, self.state_at) > STALE_S
 
+    def sample(self, event: WorkerStats) -> None:
+        """Take statistics in; throughput is what changed since the sample before."""
+        before = self.stats
+        if before is not None and event.at > before.at and event.busy_s >= before.busy_s:
+            span_s = event.at - before.at
+            self.rates.append(
+                Throughput(
+                    event.at,
+                    max(event.prefill_tokens - before.prefill_tokens, 0) / span_s,
+                    max(event.decode_tokens - before.decode_tokens, 0) / span_s,
+                    min((event.busy_s - before.busy_s) / span_s, 1.0),
+                )
+            )
+        self.stats = event
+        self.total_blocks = event.total_blocks or self.total_blocks
+        if event.prefill_tokens_per_s > 0:
+            self.prefill_tokens_per_s = event.prefill_tokens_per_s
+
     @property
     def busy(self) -> bool:
         if self.router_stats is not None:
@@ -76,6 +124,8 @@ class WorkerView:
     def word(self) -> tuple[str, str]:
         """Glyph and word of the state; colour only repeats them."""
         match self.state:
+            case "ready" if self.draining:
+                return ("~", "drained" if self.drained else "draining")
             case "ready":
                 return ("*", "busy" if self.busy else "ready")
             case "starting":
@@ -91,12 +141,10 @@ class WorkerView:
 
     @property
     def stranded_blocks(self) -> int:
-        """Blocks held although no sequence is there to hold them."""
-        return (
-            self.stats.held_blocks
-            if self.stats is not None and self.state == "ready" and not self.busy
-            else 0
-        )
+        """Blocks that nobody will free: as the worker says, or held although no sequence is there to hold them."""
+        if self.stats is None or self.state != "ready":
+            return 0
+        return self.stats.stranded_blocks or (0 if self.busy else self.stats.held_blocks)
 
     @property
     def cpu_percent(self) -> float | None:
@@ -111,6 +159,7 @@ class LinkView:
     from_worker: str
     to_worker: str
     achieved_bits_per_s: float = 0.0
+    back_bits_per_s: float = 0.0
     rtt_ms: float | None = None
     active: dict[tuple[str, int], TransferStarted] = field(default_factory=dict)
     last: TransferCompleted | None = None
@@ -125,6 +174,10 @@ class Topology:
         self.workers: dict[str, WorkerView] = {}
         self.links: dict[tuple[str, str], LinkView] = {}
         self.asked: LinkConfigured | None = None
+        self.faults: dict[tuple[str, str], FaultInjected] = {}
+        """What was broken and is not healed yet, by (fault, target)."""
+        self.before_slow: LinkConfigured | None = None
+        """How the link was asked to be before it was slowed for a time."""
 
     def fold(self, event: WorkerEvent) -> None:
         """Take one event in."""
@@ -134,6 +187,7 @@ class Topology:
                 self._set_state(worker, "starting", event.at)
                 worker.pid, worker.cpus, worker.restarts = event.pid, event.cpus, event.restarts
                 worker.log = event.log or worker.log
+                worker.draining, worker.drained = "", False
                 worker.stats = worker.router_stats = None
             case WorkerReady():
                 worker = self._worker(event.worker_id, event.role)
@@ -145,6 +199,7 @@ class Topology:
                 self._set_state(worker, "exited", event.at, exit_words(event))
                 worker.stats = worker.router_stats = None
                 self._drop_transfers(event.worker_id)
+                self.faults = {key: fault for key, fault in self.faults.items() if key[1] != event.worker_id}
             case WorkerRestarting():
                 worker = self._worker(event.worker_id, "")
                 self._set_state(
@@ -160,14 +215,40 @@ class Topology:
                     event.at,
                     f"no answer for {event.silent_s:.1f} s",
                 )
+            case WorkerDraining():
+                worker = self._worker(event.worker_id, "")
+                worker.draining, worker.drained = event.reason, False
+            case WorkerDrained():
+                self._worker(event.worker_id, "").drained = True
+            case WorkerResumed():
+                worker = self._worker(event.worker_id, "")
+                worker.draining, worker.drained = "", False
+            case WorkerAdded():
+                self._set_state(self._worker(event.worker_id, event.role), "starting", event.at)
+            case WorkerRemoved():
+                self.workers.pop(event.worker_id, None)
+                self.links = {key: link for key, link in self.links.items() if event.worker_id not in key}
+            case RoleChanged():
+                self._worker(event.worker_id, event.role)
+            case BlocksStranded():
+                pass  # its line is enough; the count comes with the statistics
+            case FaultInjected() if event.seconds or event.fault == "hang":
+                self.faults[event.fault, event.target] = event
+                if event.fault == "slow":
+                    self.before_slow = self.before_slow or self.asked
+            case FaultInjected() if event.fault == "resume":
+                self.faults.pop(("hang", event.target), None)
+            case FaultInjected():
+                pass
+            case FaultHealed():
+                self.faults.pop((event.fault, event.target), None)
+                if event.fault == "slow":
+                    self.before_slow = None
             case WorkerStats():
                 worker = self._worker(event.worker_id, event.role)
                 if worker.state in GONE:
                     return  # sampled before it died, written after
-                worker.stats = event
-                worker.total_blocks = event.total_blocks or worker.total_blocks
-                if event.prefill_tokens_per_s > 0:
-                    worker.prefill_tokens_per_s = event.prefill_tokens_per_s
+                worker.sample(event)
                 if worker.state == "silent":
                     self._set_state(worker, "ready", event.at)
             case RouterStats():
@@ -177,6 +258,8 @@ class Topology:
                     self._set_state(worker, "ready", event.at)
             case LinkConfigured():
                 self.asked = event
+            case LinkProbed() if (event.to_worker, event.from_worker) in self.links:
+                self._link(event.to_worker, event.from_worker).back_bits_per_s = event.achieved_bits_per_s
             case LinkProbed():
                 link = self._link(event.from_worker, event.to_worker)
                 link.achieved_bits_per_s, link.rtt_ms = event.achieved_bits_per_s, event.rtt_ms
@@ -196,7 +279,7 @@ class Topology:
     def by_role(self) -> list[WorkerView]:
         """Router, prefill workers, decode workers; each by id."""
         return sorted(
-            self.workers.values(), key=lambda w: (_ROLE_ORDER.get(w.role, 3), _natural(w.worker_id))
+            self.workers.values(), key=lambda w: (_ROLE_ORDER.get(w.role, 4), _natural(w.worker_id))
         )
 
     def links_from(self, worker_id: str) -> list[LinkView]:

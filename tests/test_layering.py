@@ -105,7 +105,8 @@ def reachable(*roots: str) -> set[str]:
 def worker_side() -> frozenset[str]:
     """Modules that only the worker process and one that measures load: they alone may use all of the engine."""
     others = reachable("cluster.router_main", "cluster.supervisor_main", "console")
-    return frozenset(reachable("cluster.worker_main", "cluster.codec_measuring") - others)
+    heavy = reachable("cluster.worker_main", "cluster.codec_measuring", "cluster.transport_measuring")
+    return frozenset(heavy - others)
 
 
 def is_allowed(importer: str, imported: str) -> bool:

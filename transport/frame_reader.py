@@ -61,6 +61,11 @@ class FrameReader:
             self._target is not None and self._target.remaining_bytes < HEADER_BYTES
         )
 
+    @property
+    def body_bytes_due(self) -> int:
+        """What is still to come of a DATA frame's KV; 0 anywhere else."""
+        return self._remaining_bytes if self._part is not None else 0
+
     def buffers(self) -> list[memoryview]:
         if self._target is not None:
             return self._target.head()

@@ -9,7 +9,7 @@ from transport.events import ReceiveStats
 from transport.frame import DataSlice
 from transport.frame_reader import SliceArrived
 from transport.instructions import Destination
-from transport.iovec import Scratch
+from transport.iovec import Scratch, total_bytes
 from transport.kv_transfer import ReceiverTransfer
 from transport.messages import (
     KVCommit,
@@ -81,7 +81,7 @@ def begin_body(incoming: Incoming, arrived: SliceArrived, scratch: Scratch, now:
                 f"{fewest} to {most}"
             )
         views = incoming.destination(part.layer, part.kv, part.start_token, part.num_tokens)
-        have_bytes = sum(view.nbytes for view in views)
+        have_bytes = total_bytes(views)
         if have_bytes != shape.raw_bytes:
             raise ProtocolError(f"the destination has {have_bytes} bytes; the frame is for {shape.raw_bytes}")
     except ProtocolError as error:

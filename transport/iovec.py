@@ -1,55 +1,70 @@
 """A list of byte views treated as one long buffer that is filled or drained bit by bit. Copies nothing."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
+from operator import attrgetter
 
 MAX_IOV = (
     128  # views per system call: each costs something on every call, while a call moves a few 100 KB at most
 )
 
 
+_SIZE = attrgetter("nbytes")
+
+
+def total_bytes(views: Iterable[memoryview]) -> int:
+    return sum(map(_SIZE, views))
+
+
 class IoVec:
+    """Scattered KV comes as thousands of views: what is done to each of them is left to loops inside Python."""
+
     def __init__(self, views: Iterable[bytes | bytearray | memoryview]) -> None:
-        self._views: list[memoryview] = []
-        self._index = 0
-        self._offset = 0  # within the view at _index
-        num_bytes = 0
-        for view in views:
-            flat = memoryview(view)
-            if flat.format != "B" or flat.ndim != 1:
-                flat = flat.cast("B")
-            if flat.nbytes:
-                self._views.append(flat)
-                num_bytes += flat.nbytes
-        self.num_bytes = num_bytes
-        self.remaining_bytes = num_bytes
+        flat = [view if type(view) is memoryview else memoryview(view) for view in views]
+        sizes = list(map(_SIZE, flat))
+        if list(map(len, flat)) != sizes:
+            flat = [view if len(view) == view.nbytes else view.cast("B") for view in flat]
+        if 0 in sizes:
+            flat = [view for view in flat if view.nbytes]
+            sizes = list(map(_SIZE, flat))
+        self._views = flat
+        self._ends = list(accumulate(sizes))
+        self._index = 0  # of the view that the next byte is in
+        self._position = 0
+        self.num_bytes = self._ends[-1] if flat else 0
+
+    @property
+    def remaining_bytes(self) -> int:
+        return self.num_bytes - self._position
 
     def head(self) -> list[memoryview]:
         """The next views to hand to the kernel, at most MAX_IOV of them."""
         head = self._views[self._index : self._index + MAX_IOV]
-        if head and self._offset:
-            head[0] = head[0][self._offset :]
+        if head and (offset := self._position - self._start(self._index)):
+            head[0] = head[0][offset:]
         return head
 
     def advance(self, num_bytes: int) -> list[memoryview]:
         """Moves past ``num_bytes`` and returns the views of just these bytes."""
         if num_bytes > self.remaining_bytes:
             raise ValueError(f"advance by {num_bytes} bytes; allowed is at most {self.remaining_bytes}")
-        self.remaining_bytes -= num_bytes
-        views, index, offset = self._views, self._index, self._offset
-        passed: list[memoryview] = []
-        while num_bytes:
-            view = views[index]
-            left = view.nbytes - offset
-            if num_bytes < left:
-                passed.append(view[offset : offset + num_bytes])
-                offset += num_bytes
-                break
-            passed.append(view[offset:] if offset else view)
-            num_bytes -= left
-            index += 1
-            offset = 0
-        self._index, self._offset = index, offset
+        if not num_bytes:
+            return []
+        first, offset = self._index, self._position - self._start(self._index)
+        end = self._position + num_bytes
+        last = bisect_left(self._ends, end, first)  # holds the byte before ``end``
+        passed = self._views[first : last + 1]
+        is_whole = self._ends[last] == end
+        if not is_whole:
+            passed[-1] = passed[-1][: end - self._start(last)]
+        if offset:
+            passed[0] = passed[0][offset:]
+        self._index, self._position = last + is_whole, end
         return passed
+
+    def _start(self, index: int) -> int:
+        return self._ends[index - 1] if index else 0
 
 
 def split_views(views: Iterable[memoryview], sizes: Iterable[int]) -> list[list[memoryview]]:

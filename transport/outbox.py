@@ -1,7 +1,7 @@
 """Frames that wait to be written: on the delay line, or held back until their transfer is accepted."""
 
 from transport.link import DelayLine, LinkShape
-from transport.outgoing import HeldFrame, Outgoing, QueuedAbort, QueuedFrame
+from transport.outgoing import HeldFrame, Outgoing, QueuedAbort, QueuedData, QueuedFrame
 
 
 class Outbox:
@@ -38,6 +38,12 @@ class Outbox:
         held, outgoing.held = outgoing.held, []
         self._num_held -= len(held)
         return held
+
+    @property
+    def can_wait(self) -> bool:
+        """The next frame is KV of a transfer that can rest."""
+        item = self._line.first()
+        return isinstance(item, QueuedData) and item.outgoing.can_rest
 
     def pop(self, now: float) -> QueuedFrame | None:
         return self._line.pop(now)

@@ -19,7 +19,7 @@ from transport.frame import (
     encode_slice,
     payload_checksum,
 )
-from transport.iovec import IoVec, Scratch, split_views
+from transport.iovec import IoVec, Scratch, split_views, total_bytes
 from transport.kv_transfer import SenderTransfer
 from transport.messages import KVCommit, KVFailure, KVHeader, KVReject, PrefillResult, encode
 
@@ -32,6 +32,7 @@ class Outgoing:
     codec: Codec
     held: list["HeldFrame"] = field(default_factory=list)
     failure: TransferFailed | None = None
+    can_rest: bool = False  # its prompt is computed and much of its KV has still to leave
     busy: BusyTime = field(default_factory=BusyTime)
     opened_at: float = 0.0
     accepted_at: float = 0.0
@@ -117,7 +118,7 @@ def split_data(
     Raises ProtocolError if the views do not hold exactly this part.
     """
     due_bytes = part.num_tokens * header.token_bytes
-    have_bytes = sum(view.nbytes for view in views)
+    have_bytes = total_bytes(views)
     if have_bytes != due_bytes:
         raise ProtocolError(
             f"layer {part.layer}, kv {part.kv}, {part.num_tokens} tokens: the views hold {have_bytes} bytes; "
@@ -153,20 +154,20 @@ class DataFrame:
 def build_data_frame(item: QueuedData, scratch: Scratch, corrupt: bool) -> DataFrame:
     """Encodes into ``scratch``, so the frame must have left before the next one is built."""
     header = item.outgoing.transfer.header
-    payload: list[bytes | memoryview] = list(item.views)
+    payload = list(item.views)
     if not item.outgoing.codec.is_identity:
         shape = row_shape(header, item.part.num_tokens)
         wire = scratch.view(item.outgoing.codec.wire_bytes_range(shape)[1])
         payload = [wire[: item.outgoing.codec.encode(item.views, shape, wire)]]
     part = encode_slice(item.part)
-    wire_bytes = sum(memoryview(view).nbytes for view in payload)
+    wire_bytes = total_bytes(payload)
     checksum = payload_checksum([part, *payload])
     frame_header = encode_header(
         FrameHeader(FrameType.DATA, item.outgoing.transfer.transfer_id, SLICE_BYTES + wire_bytes, checksum)
     )
     if corrupt:
         first = memoryview(payload[0]).cast("B")
-        payload[:1] = [bytes([first[0] ^ 1]), first[1:]]
+        payload[:1] = [memoryview(bytes([first[0] ^ 1])), first[1:]]
     if header.path == "v1":
         return DataFrame(IoVec([b"".join([frame_header, part, *payload])]), wire_bytes, checksum)
     return DataFrame(IoVec([frame_header, part, *payload]), wire_bytes, checksum)

@@ -72,6 +72,11 @@ class ReceiverConnection:
     def buffers(self) -> list[memoryview]:
         return self._reader.buffers()
 
+    @property
+    def body_bytes_due(self) -> int:
+        """So many bytes will come before anything must be done but storing them."""
+        return self._reader.body_bytes_due
+
     def received(self, num_bytes: int, now: float) -> None:
         """Raises FramingError or ProtocolError if the connection cannot go on; the owner must close it."""
         self._progress_at = now

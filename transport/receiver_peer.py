@@ -16,6 +16,7 @@ from transport.messages import FailReason, KVCommit, KVHeader, RejectReason
 from transport.receiver_connection import ReceiverConnection
 from transport.waker import POLL_IN, POLL_OUT, Waker
 
+LOW_WATER_BYTES = 128 * 1024  # inside a frame the thread sleeps until so much is there
 MAX_READS = 32  # before time-outs and replies get their turn
 
 
@@ -73,6 +74,7 @@ class ReceiverPeer:
         self._socket = sock
         self._replies: DelayLine[bytes] = DelayLine(shape)
         self._unsent = b""
+        self._low_water_bytes = 1
         self._commands: deque[Callable[[ReceiverConnection, float], None]] = deque()
         self._waker = Waker()
         self._lock = threading.Lock()
@@ -178,5 +180,9 @@ class ReceiverPeer:
     def _wait(self) -> None:
         times = [at for at in (self.core.next_wakeup(), self._replies.next_at()) if at is not None]
         timeout_s = max(0.0, min(times) - time.monotonic()) if times else None
+        low_water_bytes = max(1, min(self.core.body_bytes_due, LOW_WATER_BYTES))
+        if low_water_bytes != self._low_water_bytes:
+            self._low_water_bytes = low_water_bytes
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
         self._waker.watch(self._socket.fileno(), POLL_IN | POLL_OUT if self._unsent else POLL_IN)
         self._waker.wait(timeout_s)

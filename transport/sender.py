@@ -5,6 +5,7 @@ After a transfer's TransferAcked, TransferRejected or TransferFailed the sender 
 """
 
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -16,13 +17,21 @@ from transport.errors import OutboxFull, PeerClosed, TransferAborted, TransportE
 from transport.events import TransferEvent
 from transport.faults import LinkFault
 from transport.frame import DataSlice
+from transport.iovec import total_bytes
 from transport.kv_transfer import DEFAULT_LIMITS, TransferLimits
 from transport.link import UNSHAPED, LinkShape
 from transport.messages import KVHeader, PrefillResult
+from transport.send_budget import SendBudget
 from transport.sender_connection import SenderConnection
 from transport.waker import POLL_IN, POLL_OUT, Waker
 
 MAX_WAITING_FRAMES = 65536
+MAX_WRITTEN_BYTES = 2 * 1024 * 1024  # before answers, commands and time-outs get their turn
+MAX_REST_S = 0.005  # the engine may have stopped meanwhile
+
+
+def _never() -> bool:
+    return False
 
 
 class KVSender:
@@ -38,9 +47,12 @@ class KVSender:
         shape: LinkShape = UNSHAPED,
         max_waiting_frames: int = MAX_WAITING_FRAMES,
         jitter_seed: int = 0,
+        is_computing: Callable[[], bool] = _never,
     ) -> None:
+        """``is_computing``: an engine needs this thread's core now; see ``SendBudget``."""
         self.address = address
         self.num_connections = 0  # made and authenticated so far
+        self.num_rests = 0  # times that it let the engine have the core
         self._secret = secret
         self._on_event = on_event
         self._role = role
@@ -51,6 +63,9 @@ class KVSender:
         self._connection: ClientConnection | None = None
         self._ids = itertools.count(1)
         self._commands: deque[Callable[[float], None]] = deque()
+        self._is_computing = is_computing
+        self._budget = SendBudget()
+        self._rest_until: float | None = None
         self._waker = Waker()
         self._lock = threading.Lock()  # guards _is_closing together with the posting of commands
         self._is_closing = False
@@ -122,13 +137,17 @@ class KVSender:
 
         self._post(apply)
 
-    def inject(self, fault: LinkFault) -> None:
-        """For drills: one fault in the next DATA frame that is written."""
-        self._post(lambda now: self._core.inject(fault))
+    def inject(self, fault: LinkFault, until: float = math.inf, *, every_frame: bool = False) -> None:
+        """For drills: a fault in the next DATA frame that is written, or in every one until then."""
+        self._post(lambda now: self._core.inject(fault, until, every_frame=every_frame))
 
     @property
     def num_late_frames(self) -> int:
         return self._core.num_late_frames
+
+    def written_raw_bytes(self, transfer_id: int) -> int:
+        """How much of a live transfer's KV has gone into frames, as stored; 0 before and after."""
+        return self._core.written_raw_bytes(transfer_id)
 
     def close(self) -> None:
         """Fails what is live (reason closed) and stops the thread. Safe to call twice and from ``on_event``."""
@@ -196,20 +215,50 @@ class KVSender:
         elif data is not None:
             self._core.receive_eof()
             raise PeerClosed(f"{self.address[0]}:{self.address[1]} closed the connection")
-        if self._core.is_paused and self._core.needs_connection:
-            self._core.resumes(self._connection.busy_s())
-        buffers = self._core.buffers(now)
-        if not buffers:
-            if not self._core.is_paused:
-                self._core.idle(self._connection.unsent_bytes(), now, self._connection.busy_s())
-            return False
-        num_sent = self._connection.write(buffers)
-        if num_sent:
-            self._core.sent(num_sent, time.monotonic())
+        return self._write(self._connection)
+
+    def _write(self, connection: ClientConnection) -> bool:
+        """Frame after frame while the socket takes them; True if it would take more."""
+        written_bytes = 0
+        while written_bytes < MAX_WRITTEN_BYTES:
+            now = time.monotonic()
+            buffers: list[memoryview] = []
+            cpu_before_s = time.thread_time()
+            if not self._must_rest(now):
+                if self._core.is_paused and self._core.needs_connection:
+                    self._core.resumes(connection.busy_s())
+                buffers = self._core.buffers(now)
+            if not buffers:
+                if not self._core.is_paused:
+                    self._core.idle(connection.unsent_bytes(), now, connection.busy_s())
+                return False
+            if self._core.is_coded:
+                cpu_before_s = time.thread_time()
+            num_sent = connection.write(buffers)
+            if self._core.is_writing_rest:
+                self._budget.spent(time.thread_time() - cpu_before_s)
+            if num_sent:
+                self._core.sent(num_sent, time.monotonic())
             if self._core.is_cut:
-                self._connection.cut()
+                connection.cut()
                 raise PeerClosed("the link was cut")
-        return num_sent > 0
+            if num_sent < total_bytes(buffers):
+                return False  # the socket is full
+            written_bytes += num_sent
+        return True
+
+    def _must_rest(self, now: float) -> bool:
+        """The engine needs the core, and the next frame can wait."""
+        rest_s = 0.0
+        if not self._core.needs_connection:
+            self._budget.caught_up()
+        elif self._core.can_rest and self._is_computing():
+            rest_s = self._budget.rest_s(time.process_time(), now)
+        elif self._core.can_rest:
+            self._budget.refill(time.process_time())
+        self._rest_until = now + min(rest_s, MAX_REST_S) if rest_s else None
+        self.num_rests += rest_s > 0
+        return rest_s > 0
 
     def _lose_connection(self, error: TransportError) -> None:
         was_ready = self._connection is not None and self._connection.is_ready
@@ -217,6 +266,7 @@ class KVSender:
             self._waker.watch(None, 0)
             self._connection.close()
             self._connection = None
+        self._rest_until = None
         keep_unopened = was_ready and not self._is_closing
         self._core.connection_lost(error, time.monotonic(), keep_unopened=keep_unopened)
 
@@ -228,7 +278,7 @@ class KVSender:
     def _wait(self) -> None:
         connection = self._connection
         is_ready = connection is not None and connection.is_ready
-        wakeups = [self._core.next_wakeup(can_write=is_ready)]
+        wakeups = [self._core.next_wakeup(can_write=is_ready and self._rest_until is None), self._rest_until]
         mask = POLL_IN
         if connection is not None and not is_ready:
             wakeups.append(connection.deadline)

@@ -7,6 +7,7 @@ A transfer's terminal event is emitted only when no view of it can be touched ag
 is half written, framing demands the other half, so the event waits for the frame's end (or the connection's).
 """
 
+import math
 from collections.abc import Sequence
 
 from transport.answers import Answer, AnswerDecoder
@@ -34,6 +35,10 @@ from transport.outgoing import (
     control_frame,
     split_data,
 )
+
+RESTS_FROM_BYTES = 4 * 1024 * 1024
+"""A transfer with less left when its prompt is computed never rests: it delays a step by a millisecond or two, and an
+engine computes far longer on as much KV. So short prompts, and the tails of streamed ones, wait for nobody."""
 
 
 class SenderConnection:
@@ -86,6 +91,9 @@ class SenderConnection:
         if outgoing is not None:
             since_prefill_s = now - prefill.prefill_done_at
             outgoing.hidden_busy_s = max(0.0, self._meter.spent_s(outgoing.busy, now) - since_prefill_s)
+            header, coverage = outgoing.transfer.header, outgoing.transfer.coverage
+            left_bytes = header.raw_bytes_from(coverage.start_token) - coverage.raw_bytes
+            outgoing.can_rest = left_bytes >= RESTS_FROM_BYTES
             self._queue(outgoing, QueuedCommit(outgoing, prefill), now)
 
     def abort(self, transfer_id: int, detail: str, now: float) -> None:
@@ -93,8 +101,9 @@ class SenderConnection:
         if outgoing is not None:
             self._give_up(outgoing, FailReason.ABORTED, TransferAborted(detail), now)
 
-    def inject(self, fault: LinkFault) -> None:
-        self._faults.add(fault)
+    def inject(self, fault: LinkFault, until: float = math.inf, *, every_frame: bool = False) -> None:
+        """See ``FaultQueue.add``."""
+        self._faults.add(fault, until, every_frame=every_frame)
 
     def set_link(self, shape: LinkShape) -> None:
         self._outbox.set_link(shape)
@@ -103,6 +112,7 @@ class SenderConnection:
 
     def buffers(self, now: float) -> list[memoryview]:
         """What to write next; empty if nothing may be written now."""
+        self._faults.expire(now)
         if self._stalled_until is not None:
             if now < self._stalled_until:
                 return []
@@ -178,6 +188,11 @@ class SenderConnection:
                 self._meter.writing(outgoing.busy, now)
         except ProtocolError as error:
             self._give_up(outgoing, FailReason.PROTOCOL, error, now)
+
+    def written_raw_bytes(self, transfer_id: int) -> int:
+        """KV of this transfer in frames begun so far, as stored; 0 once it has ended. May be read from any thread."""
+        outgoing = self._transfers.get(transfer_id)
+        return outgoing.transfer.coverage.raw_bytes if outgoing is not None else 0
 
     def _live(self, transfer_id: int) -> Outgoing | None:
         outgoing = self._transfers.get(transfer_id)
@@ -256,6 +271,21 @@ class SenderConnection:
                 self._progress_at + self._limits.stall_timeout_s if self._vector else self._outbox.next_at()
             )
         return min((at for at in times if at is not None), default=None)
+
+    @property
+    def can_rest(self) -> bool:
+        """No frame is half written, and the next one is KV of a transfer that can rest."""
+        return self._vector is None and self._outbox.can_wait
+
+    @property
+    def is_writing_rest(self) -> bool:
+        """The frame being written is KV of a transfer that can rest."""
+        return self._writing is not None and self._writing.can_rest
+
+    @property
+    def is_coded(self) -> bool:
+        """The frame being written came out of a codec that is more than a copy."""
+        return self._writing is not None and not self._writing.codec.is_identity
 
     @property
     def wants_to_write(self) -> bool:

@@ -39,14 +39,12 @@ def state_word(state: ViewState, cost: OwnCost) -> tuple[str, str]:
     return ("read-only" if cost.read_only else "pdconsole"), "bold"
 
 
-def _link_text(state: ViewState, width: int) -> str:
+def _link_text(state: ViewState, width: int, *, backend: bool = True) -> str:
     asked = state.topology.asked
     if asked is None:
         return fit("-", width)
-    return fit(
-        f"{asked.backend:<6} {format_rate_pair(state.topology.achieved_bits_per_s(), asked.asked_bits_per_s)}",
-        width,
-    )
+    rates = format_rate_pair(state.topology.achieved_bits_per_s(), asked.asked_bits_per_s)
+    return fit(f"{asked.backend:<6} {rates}" if backend else rates, width)
 
 
 def _target_rho(state: ViewState) -> str:
@@ -59,9 +57,9 @@ def _narrow_lines(state: ViewState, now: float, width: int, cost: OwnCost) -> li
     first = Text(no_wrap=True)
     first.append(fit(word, 9), style)
     first.append(f" {fit(state.profile, 8)} | {fit(_MODE_WORDS.get(state.mode, state.mode), 6)} | ")
-    first.append(
-        f"{fit(state.codec, 4)} | {_link_text(state, 21)} | rho {fit(format_ratio(state.rho), 4)} | "
-    )
+    target = _target_rho(state)  # takes the backend's place
+    link = _link_text(state, 21 - len(target), backend=not target)
+    first.append(f"{fit(state.codec, 4)} | {link} | rho {fit(format_ratio(state.rho), 4)}{target} | ")
     first.append(format_clock(state.since_start(now)))
     book = state.requests
     second = Text(no_wrap=True)
@@ -106,15 +104,16 @@ def _wide_lines(state: ViewState, now: float, width: int, cost: OwnCost) -> list
         width,
         [
             Text(f" run {_count(book.num_running, 3)} wait {_count(book.num_waiting, 3)} "),
-            Text(f"done {_count(book.finished, 6)} "),
+            Text(f"done {_count(book.finished, 5)} "),
             _alarm(Text(), f"fail {_count(book.failed, 3)}", book.failed, BAD),
             _alarm(Text(" | "), f"fallback {_count(fallbacks, 3)}", fallbacks, WARN),
             Text(f" retry {_count(book.retries, 2)} migr {_count(book.migrations, 2)}"),
-            Text(f" | held {_count(topology.held_blocks(), 4)} "),
+            Text(f"| held {_count(topology.held_blocks(), 4)} "),
             _alarm(Text(), f"stranded {_count(stranded, 3)}", stranded, BAD),
-            Text(f" | own cpu {cost.cpu_percent:3.0f}% lag {min(cost.loop_lag_ms, 9999):4.0f}"),
-            Text(f" ms | 429 {_count(book.rejected.get(429, 0), 3)} client left {_count(book.cancelled, 3)}"),
-            Text(f" | load {fit('+'.join(state.loads) or 'off', 10)}"),
+            Text(f" | own cpu {cost.cpu_percent:3.0f}% lag {min(cost.loop_lag_ms, 9999):4.0f} ms"),
+            Text(f" {cost.redraws_per_s:4.1f}/s skip {_count(cost.skipped_redraws, 3)}"),
+            Text(f" | 429 {_count(book.rejected.get(429, 0), 3)} gone {_count(book.cancelled, 3)}"),
+            Text(f" | load {fit(state.load_names, 10)}"),
         ],
     )
     return [first, second]

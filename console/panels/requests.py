@@ -7,7 +7,7 @@ from typing import Final
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.widgets import DataTable, Input
+from textual.widgets import DataTable
 
 from console.palette import BAD, GOOD, WARN
 from console.request_view import TRANSFER, RequestView
@@ -132,7 +132,7 @@ def select_rows(
 
 
 class RequestsPanel(Vertical):
-    """Table and filter line. The selected request stays selected while rows move."""
+    """The table. The selected request stays selected while rows move."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, classes="panel")
@@ -146,23 +146,9 @@ class RequestsPanel(Vertical):
         self._settled: dict[str, list[str]] = {}
 
         self.table: DataTable[Text] = DataTable(cell_padding=0, cursor_type="row", id="requests-table")
-        self._input = Input(
-            placeholder="filter: id, phase, path, outcome, label", id="requests-filter", compact=True
-        )
 
     def compose(self) -> ComposeResult:
         yield self.table
-        yield self._input
-
-    def start_filtering(self) -> None:
-        """Open the filter line with the present filter in it."""
-        self.set_class(True, "-filtering")
-        self._input.value = self.filter_text
-        self._input.focus()
-
-    def stop_filtering(self) -> None:
-        self.set_class(False, "-filtering")
-        self.table.focus()
 
     @property
     def selected_id(self) -> str | None:
@@ -179,8 +165,7 @@ class RequestsPanel(Vertical):
             state, self.filter_text, SORTS[self.sort_index], descending=self.descending
         )
         arrow = "v" if self.descending else "^"
-        load = "+".join(state.loads) or "off"
-        title = f"2 requests  load {load}  sort {SORTS[self.sort_index].name} {arrow}"
+        title = f"2 requests  load {state.load_names}  sort {SORTS[self.sort_index].name} {arrow}"
         title += f"  /{self.filter_text}" if self.filter_text else "  all"
         if matched > len(rows):
             title += f"  first {len(rows)} of {matched}"

@@ -1,4 +1,4 @@
-"""Panel 1: every process and link, one line each."""
+"""Panel 1: every process and link, one line each. Enter opens the process under the cursor."""
 
 from typing import Final
 
@@ -6,6 +6,7 @@ from rich.text import Text
 
 from cluster.units import format_bytes
 from console.palette import BAD, GOOD, STATE_STYLES, WARN
+from console.panels.line_view import ChoiceLines
 from console.request_view import PREFILL, RequestView
 from console.text_format import (
     NONE,
@@ -26,6 +27,22 @@ from console.worker_view import ROUTER, LinkView, WorkerView
 WIDE: Final = 96
 """From this width on there is room for each process's second line and the summary."""
 SUMMARY_LINES: Final = 3
+
+
+class WorkersPanel(ChoiceLines):
+    """The chosen key is a worker's id."""
+
+    def __init__(self, *, id: str, ascii_mode: bool) -> None:
+        super().__init__(id=id, classes="panel")
+        self._ascii_mode = ascii_mode
+
+    def draw(self, state: ViewState, now: float) -> None:
+        lines = worker_lines(
+            state, now, self.text_width, self.scrollable_content_region.height, ascii_mode=self._ascii_mode
+        )
+        workers = {worker.worker_id for worker in state.topology.by_role()}
+        starts = [line.plain[1:].split(" ", 1)[0] for line in lines]
+        self.show_choices(lines, [start if start in workers else "" for start in starts])
 
 
 def worker_lines(state: ViewState, now: float, width: int, height: int, *, ascii_mode: bool) -> list[Text]:
@@ -141,21 +158,26 @@ def _link_line(state: ViewState, link: LinkView, width: int, ascii_mode: bool) -
     line.append("   `-> " if ascii_mode else "   └─> ", "dim")
     line.append(f"{fit(link.to_worker, 9)} {fit(rate, 14)} ")
     if width >= WIDE:
-        line.append(f"rtt {fit(format_ms(link.rtt_ms), 7)} ")
+        back = format_rate_pair(link.back_bits_per_s, 0.0) if link.back_bits_per_s else "-"
+        line.append(f"<- {fit(back, 9)} rtt {fit(format_ms(link.rtt_ms), 6)} ")
     if link.active:
-        (request_id, _), started = next(iter(link.active.items()))
+        (request_id, number), started = next(iter(link.active.items()))
+        request = state.requests.get(request_id)
+        sent_bytes = request.attempt(number).sent_bytes if request is not None else 0
+        progress = bar(sent_bytes / max(started.raw_bytes, 1), 10, ascii_mode=ascii_mode)
         more = f" +{len(link.active) - 1}" if len(link.active) > 1 else ""
-        text = f"SENDING {format_mib(started.raw_bytes)} MiB {started.codec} {short_id(request_id)}{more}"
+        text = (
+            f"{format_mib(sent_bytes):>5}/{format_mib(started.raw_bytes)} MiB {progress} {started.codec[:4]} "
+            f"{short_id(request_id)}{more}"
+        )
         line.append(fit(text, width - line.cell_len), GOOD)
     elif link.last is not None:
         last = link.last
         speed = last.wire_bytes / last.busy_s if last.busy_s > 0 else 0.0
         text = (
-            f"{format_mib(last.wire_bytes):>6} MiB {last.codec:<4} {format_megabytes_per_s(speed):>5} MB/s "
+            f"{format_mib(last.wire_bytes):>5} MiB {last.codec[:4]:<4} {format_megabytes_per_s(speed):>5} MB/s "
             f"exposed {format_ms(last.exposed_s * 1000):>7}"
         )
-        if width >= WIDE:
-            text += f" n {link.transfers}"
         line.append(fit(text, width - line.cell_len))
         if link.failures:
             line.append(f" {link.failures} failed", BAD)

@@ -1,5 +1,6 @@
 """Base of the console's dialogs, and the two small ones: leave, and choose by one key."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -10,6 +11,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from console.text_format import clean
 from console.view_state import ViewState
 
 Result = TypeVar("Result")
@@ -28,22 +30,37 @@ class Dialog(ModalScreen[Result], Generic[Result]):
 
 
 class QuitDialog(Dialog[str]):
-    """Dismisses with "stop" or, to stay, None."""
+    """Dismisses with "stop", "detach" or, to stay, None. Enter does what loses nothing: a console that owns the
+    cluster stays, an attached one leaves."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,enter", "stop", "Stop"),
-        Binding("s,n", "dismiss_empty", "Stay"),
-    ]
+    def __init__(self, *, owns_cluster: bool) -> None:
+        super().__init__()
+        self._question = "Stop the cluster?" if owns_cluster else "Leave the cluster?"
+        self._rows = (
+            ("q ctrl+c", "stop", "stop the cluster and leave"),
+            ("d", "detach", "detach: leave, the cluster goes on"),
+            ("enter s n escape", "", "stay"),
+        ) if owns_cluster else (
+            ("enter q d ctrl+c", "detach", "leave; the cluster goes on"),
+            ("x", "stop", "stop the cluster and leave"),
+            ("s n escape", "", "stay"),
+        )  # fmt: skip
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield Static("Stop the cluster and leave?", markup=False)
+            yield Static(self._question, markup=False)
             yield Static("", markup=False)
-            yield Static("q, enter, ctrl+c   stop", markup=False)
-            yield Static("s, escape          stay", markup=False)
+            for keys, _, text in self._rows:
+                yield Static(f"{keys:<17} {text}", markup=False)
 
-    def action_stop(self) -> None:
-        self.dismiss("stop")
+    def on_mount(self) -> None:
+        for keys, choice, _ in self._rows:
+            for key in keys.split():
+                if key not in ("ctrl+c", "escape"):  # the app's, and every dialog's
+                    self._bindings.bind(key, f"choose('{choice}')")
+
+    def action_choose(self, choice: str) -> None:
+        self.dismiss(choice or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +97,52 @@ class ChoiceDialog(Dialog[str]):
 
 
 class TextDialog(Dialog[str]):
-    """One line of text; an empty one counts as leaving."""
+    """One line of text; an empty one counts as leaving.
 
-    def __init__(self, question: str, max_length: int = 200) -> None:
+    ``explain`` says under the line what the text would do, and raises ValueError, saying what is allowed, for a text
+    that cannot be used: that one is not taken.
+    """
+
+    def __init__(
+        self,
+        question: str,
+        max_length: int = 200,
+        *,
+        initial: str = "",
+        explain: Callable[[str], str] | None = None,
+    ) -> None:
         super().__init__()
         self._question = question
         self._max_length = max_length
+        self._initial = initial
+        self._explain = explain
+        self._answer = Static("", markup=False)
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="box"):
+        with Vertical(classes="box wide"):
             yield Static(self._question, markup=False)
-            yield Input(max_length=self._max_length, compact=True)
+            yield Input(self._initial, max_length=self._max_length, compact=True)
+            if self._explain is not None:
+                yield self._answer
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._check(event.value)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip() or None)
+        text = event.value.strip()
+        if not text or self._check(text):
+            self.dismiss(text or None)
+
+    def _check(self, text: str) -> bool:
+        if self._explain is None:
+            return True
+        try:
+            said = self._explain(text.strip()) if text.strip() else ""
+            self._answer.update(Text("\n".join(map(clean, said.split("\n")))))
+        except ValueError as error:
+            self._answer.update(Text(clean(str(error)), "bold"))
+            return False
+        return True
 
 
 def titled(text: str) -> Text:

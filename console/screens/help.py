@@ -1,6 +1,7 @@
 """All keys, from the action table."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from rich.text import Text
@@ -8,16 +9,17 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
 
-from console.actions import help_rows
+from console.actions import Action, help_rows
 from console.panels.line_view import LineView
 from console.screens.dialog import Dialog, titled
 from console.text_format import fit
 
-_TEXT_AT: Final = 31
+_TEXT_AT: Final = 34
 _MORE: Final = (
     "",
     "Glyphs   * running   ~ on its way   - down   ! silent or failed",
-    "Marks    b burst  K killed  R ready again  f fallback  g migration  m mode  i codec  s load  l link  a note",
+    "Marks    b burst  K broken  h healed  R ready again  f fallback  g migration  D drain or role  m mode  i codec  "
+    "s load  l link  a note",
     "",
     "In a list: arrows, page keys, home, end. Enter on a request shows it in detail.",
     "strand: blocks a worker holds although it works on nothing.",
@@ -31,6 +33,10 @@ class HelpScreen(Dialog[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,question_mark,f1", "dismiss_empty", "Close")]
 
+    def __init__(self, actions: Sequence[Action]) -> None:
+        super().__init__()
+        self._actions = actions
+
     def compose(self) -> ComposeResult:
         yield LineView(id="help", classes="page")
 
@@ -42,9 +48,9 @@ class HelpScreen(Dialog[None]):
     def on_resize(self, event: Resize) -> None:
         width = max(event.size.width - 4 - _TEXT_AT, 20)
         lines: list[str] = []
-        for keys, title, what in help_rows():
+        for keys, title, what in help_rows(self._actions):
             first, *rest = textwrap.wrap(what, width)
-            lines.append(f"{fit(keys, 10)} {fit(title, 19)} {first}")
+            lines.append(f"{fit(keys, 10)} {fit(title, 22)} {first}")
             lines.extend(" " * _TEXT_AT + line for line in rest)
         for text in _MORE:
             lines.extend(textwrap.wrap(text, width + _TEXT_AT) or [""])

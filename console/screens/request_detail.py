@@ -11,7 +11,7 @@ from console.palette import BAD, BUSY, GOOD, MARK, WARN
 from console.panels.line_view import LineView
 from console.request_view import TTFT_PARTS, AttemptView, RequestView
 from console.screens.dialog import Dialog, titled
-from console.text_format import clean, format_mib, format_ms, format_stamp
+from console.text_format import block_strip, clean, format_mib, format_ms, format_stamp
 from console.view_state import ViewState
 
 _PART_STYLES = ("dim", GOOD, WARN, BUSY, MARK, "")
@@ -23,9 +23,10 @@ class RequestDetail(Dialog[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,enter", "dismiss_empty", "Close")]
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, *, ascii_mode: bool) -> None:
         super().__init__()
         self._request_id = request_id
+        self._ascii_mode = ascii_mode
         self._view = LineView(id="detail", classes="page")
 
     def compose(self) -> ComposeResult:
@@ -41,10 +42,12 @@ class RequestDetail(Dialog[None]):
         if request is None:
             view.show([Text("no longer kept: only the newest ended requests are")])
         elif view.size.width:
-            view.show(detail_lines(state, request, now, view.text_width))
+            view.show(detail_lines(state, request, now, view.text_width, ascii_mode=self._ascii_mode))
 
 
-def detail_lines(state: ViewState, request: RequestView, now: float, width: int) -> list[Text]:
+def detail_lines(
+    state: ViewState, request: RequestView, now: float, width: int, *, ascii_mode: bool = False
+) -> list[Text]:
     """The whole page as lines of at most ``width`` cells."""
     p50, p99 = request.itl_ms()
     lines = [
@@ -59,10 +62,11 @@ def detail_lines(state: ViewState, request: RequestView, now: float, width: int)
         ),
         Text(),
         *_ttft_lines(request, now, width),
+        *_gap_lines(request, width, ascii_mode),
     ]
     for number in sorted(request.attempts):
         lines.extend((Text(), *_attempt_lines(state, request, request.attempts[number])))
-    lines.extend((Text(), Text("history", "bold")))
+    lines.extend((Text(), *_text_lines(request, width), Text(), Text("history", "bold")))
     for at, text in request.story:
         lines.append(Text(f" {format_stamp(state.since_start(at)):>7} {_since(at, request)}  {clean(text)}"))
     return [part for line in lines for part in _wrapped(line, width)]
@@ -109,6 +113,30 @@ def _ttft_lines(request: RequestView, now: float, width: int) -> list[Text]:
     lines.append(Text(f"    {'residual':<17}{first.residual_ms:>10,.1f} ms  (allowed {allowed:.1f})", style))
     total = sum(values.values()) + first.residual_ms
     lines.append(Text(f"    {'sum':<17}{total:>10,.1f} ms"))
+    return lines
+
+
+def _gap_lines(request: RequestView, width: int, ascii_mode: bool) -> list[Text]:
+    """Its ITL from the first token to the last (or now), one column a part of its tokens."""
+    columns = request.gap_columns(max(width - 26, 10))
+    if not columns:
+        return []
+    top = max(columns)
+    strip = block_strip([*columns], top, ascii_mode=ascii_mode)
+    line = Text("ITL  ", no_wrap=True)
+    line.append("|" + strip + "|", GOOD)
+    line.append(f" max {format_ms(top)}")
+    return [Text(), line]
+
+
+def _text_lines(request: RequestView, width: int) -> list[Text]:
+    if not request.text and not request.prompt_text:
+        return [Text("text     not in the log; up --set router.log_text=true keeps it there", "dim")]
+    lines = []
+    for title, text in (("prompt", request.prompt_text), ("text", request.text)):
+        lines.append(Text(f"{title} ({len(text):,} characters)", "bold"))
+        for part in text.expandtabs(4).splitlines() or [""]:
+            lines += [Text(f"  {row}") for row in textwrap.wrap(clean(part), max(width - 2, 20)) or [""]]
     return lines
 
 

@@ -34,7 +34,7 @@ from cluster.control import (
     decode_message,
     encode_message,
 )
-from cluster.events import NoteAdded, PrefillFinished
+from cluster.events import HeartbeatMissed, NoteAdded, PrefillFinished, WorkerDrained
 from cluster.process_guard import ParentGone, die_with_parent, keep_from_children
 
 GRANDCHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -88,6 +88,10 @@ def behave(mode, first, say, reader) -> int:  # type: ignore[no-untyped-def]
     if mode == "last-words":
         say(Events(events=(NoteAdded(at=1.0, text="last words"),)))
         os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "stuck" and isinstance(first, WorkerSpec) and first.role == "decode":
+        missed = HeartbeatMissed(at=1.0, worker_id=first.worker_id, silent_s=9.0, part="engine")
+        say(ready(mode, first), Events(events=(missed,)))
+        signal.pause()
     if isinstance(first, RouterSpec):
         print(f"begins with {first.mode} {first.codec}", flush=True)
     say(ready(mode, first))
@@ -97,12 +101,12 @@ def behave(mode, first, say, reader) -> int:  # type: ignore[no-untyped-def]
             case Ping(seq=seq):
                 say(Pong(seq=seq))
             case ProbeLink(to_worker=to_worker):
-                say(LinkMeasured(to_worker=to_worker, achieved_bits_per_s=PROBED_BITS_PER_S, rtt_ms=0.2))
+                say(LinkMeasured(to_worker=to_worker, achieved_bits_per_s=PROBED_BITS_PER_S, rtt_ms=8.0))
             case MeasurePrefill() if mode == "unmeasured":
                 say(PrefillMeasured(request_id="m", error="no worker takes it"))
             case MeasurePrefill():
                 say(*measured(message))
-            case SetWorkers(workers=workers):
+            case SetWorkers(workers=workers, absent=absent, draining=draining):
                 prefills = [worker.worker_id for worker in workers if worker.role == "prefill"]
                 decodes = [worker.worker_id for worker in workers if worker.role == "decode"]
                 say(
@@ -112,6 +116,13 @@ def behave(mode, first, say, reader) -> int:  # type: ignore[no-untyped-def]
                     )
                 )
                 say(Events(events=(NoteAdded(at=1.0, text=f"knows {[w.worker_id for w in workers]}"),)))
+                print(f"absent {[(w.worker_id, w.is_coming) for w in absent]}", flush=True)
+                if mode != "busy":  # whoever drains has nothing left
+                    say(
+                        Events(
+                            events=tuple(WorkerDrained(at=1.0, worker_id=w, after_s=0.0) for w in draining)
+                        )
+                    )
             case SetMode() if mode == "asking":
                 say(CommandSent(command_id=77, command=AddNote(text="by way of the router")))
             case Shutdown() if mode not in ("deaf", "lifeline"):

@@ -45,9 +45,9 @@ def test_a_new_shape_makes_what_was_measured_history() -> None:
 
 def test_raw_transfers_say_what_the_link_gives() -> None:
     known = selector()
-    known.transferred(PEER, "raw", 10 * MB, 10 * MB, 0.1)
+    known.transferred(PEER, "raw", 10 * MB, 10 * MB, 0.1, 0.1)
     assert rate_named_in(known.choose("auto", PEER, 50 * MB).reason) == "100 MB/s measured"
-    known.transferred(PEER, "raw", 10 * MB, 10 * MB, 0.05)
+    known.transferred(PEER, "raw", 10 * MB, 10 * MB, 0.05, 0.05)
     assert rate_named_in(known.choose("auto", PEER, 50 * MB).reason) == "130 MB/s measured"
 
 
@@ -57,7 +57,7 @@ def test_raw_transfers_say_what_the_link_gives() -> None:
 )
 def test_what_says_little_about_the_link_is_not_learnt(codec: str, wire_bytes: int, busy_s: float) -> None:
     known = selector()
-    known.transferred(PEER, codec, 20 * MB, wire_bytes, busy_s)
+    known.transferred(PEER, codec, 20 * MB, wire_bytes, busy_s, busy_s)
     assert known.choose("auto", PEER, 50 * MB).reason == "the link is not measured yet"
 
 
@@ -66,7 +66,7 @@ def test_real_transfers_correct_the_ratio() -> None:
     known.link_set(125e6)
     assert known.choose("auto", PEER, 50 * MB).codec == "lossless"
     for _ in range(20):
-        known.transferred(PEER, "lossless", 10 * MB, 9_900_000, 0.1)
+        known.transferred(PEER, "lossless", 10 * MB, 9_900_000, 0.1, 0.1)
     assert known.choose("auto", PEER, 50 * MB).codec == "raw"
 
 
@@ -75,3 +75,27 @@ def test_until_the_codecs_are_measured_auto_is_raw() -> None:
     known.link_set(1e6)
     assert known.choose("auto", PEER, MB).codec == "raw"
     assert known.choose("int8", PEER, MB).codec == "int8"
+
+
+def test_a_transfer_with_pauses_only_shows_that_a_link_is_at_least_so_fast() -> None:
+    known = selector()
+    known.link_measured(PEER, 500e6)
+    known.transferred(PEER, "raw", 10 * MB, 10 * MB, 0.1, 1.0)
+    assert known.links() == {"127.0.0.1:1": 500e6}
+    known.transferred(PEER, "raw", 10 * MB, 10 * MB, 0.01, 1.0)
+    assert known.links()["127.0.0.1:1"] == pytest.approx(650e6)
+    known.transferred(PEER, "raw", 10 * MB, 10 * MB, 0.1, 0.1)
+    assert known.links()["127.0.0.1:1"] == pytest.approx(485e6)
+
+
+def test_what_others_are_told_is_measured_and_within_what_was_asked() -> None:
+    known = selector()
+    assert known.rates() == RATES
+    assert known.links() == {}
+    known.link_measured(PEER, 300e6)
+    known.link_measured(OTHER, 50e6)
+    assert known.links() == {"127.0.0.1:1": 300e6, "127.0.0.1:2": 50e6}
+    known.link_set(100e6)
+    assert known.links() == {}
+    known.link_measured(PEER, 300e6)
+    assert known.links() == {"127.0.0.1:1": 100e6}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cpu_plan import available_cpus, plan_cpus
+from cluster.cpu_plan import available_cpus, cpus_for_another, plan_cpus
 
 
 def names(prefill: int, decode: int) -> tuple[list[str], list[str]]:
@@ -90,6 +90,14 @@ def test_every_worker_has_one_core_and_roles_never_meet(prefill: int, decode: in
     assert prefill_cores.isdisjoint({plan[worker_id] for worker_id in decode_ids})
     if prefill + decode <= cores:
         assert len(set(plan.values())) == prefill + decode
+
+
+def test_another_worker_gets_the_least_used_cores() -> None:
+    assert cpus_for_another([(0,), (1,)], (0, 1, 2)) == (2,)
+    assert cpus_for_another([(0,), (1,), (0,)], (0, 1)) == (1,)
+    assert cpus_for_another([(0, 1)], range(4), cores_per_worker=2) == (2, 3)
+    assert cpus_for_another([(0,)], (0, 1), pin=False) == ()
+    assert cpus_for_another([()], (5,)) == ()
 
 
 def test_available_cpus_are_those_this_process_may_use() -> None:

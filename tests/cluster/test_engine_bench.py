@@ -6,10 +6,11 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster import engine_bench
+from cluster import measuring_process
 from cluster.cpu_plan import available_cpus
-from cluster.engine_bench import BenchmarkFailed, BenchmarkRefused, benchmark_spec, run_benchmark
+from cluster.engine_bench import benchmark_spec, run_benchmark
 from cluster.engine_bench_report import engine_bench_document
+from cluster.measuring_process import BenchmarkFailed, BenchmarkRefused
 from cluster.profile import load_profile
 from engine.benchmark_plan import BenchmarkSpec, DecodeCase, PrefillCase
 from engine.benchmark_result import (
@@ -79,7 +80,7 @@ def test_model_that_cannot_be_loaded_is_refused_in_its_own_words() -> None:
 def test_process_that_ends_early_is_one_line(
     program: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_bench, "guarded_command", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr(measuring_process, "guarded_command", lambda *_: [sys.executable, "-c", program])
     with pytest.raises(BenchmarkFailed, match=words) as failed:
         run_benchmark(make_spec(), 0, print)
     assert "\n" not in str(failed.value)

@@ -63,3 +63,25 @@ def test_an_error_ends_the_thread_and_is_reported() -> None:
         failed.result(10)
     thread.close()
     assert isinstance(errors[0], ZeroDivisionError)
+
+
+def test_the_idle_moment_comes_after_the_last_step_and_after_each_call() -> None:
+    seen: list[bool] = []
+    idle = threading.Event()
+    engine = Engine(EngineConfig(num_blocks=8, dtype="float32"), load_model("synthetic:nano", "float32"))
+
+    def on_idle() -> None:
+        seen.append(engine.has_work())
+        idle.set()
+
+    thread = EngineThread(engine, lambda output: None, lambda error: None, on_idle=on_idle)
+    thread.start()
+    assert idle.wait(30.0)
+    idle.clear()
+    request = Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))
+    thread.post(lambda: engine.add(request))
+    assert idle.wait(30.0)
+    thread.close()
+    assert seen
+    assert not any(seen)
+    assert engine.stats().held_blocks == 0

@@ -1,13 +1,18 @@
 import csv
 import io
+import json
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from cluster.atomic_file import write_atomically
-from cluster.events import Event, RequestArrived, RequestFailed, encode_event
-from cluster.export import CSV_COLUMNS, FORMATS, ExportError, export_run, write_export
+from cluster.events import Event, RequestArrived, RequestFailed, WorkerExited, encode_event
+from cluster.export import FORMATS, ExportError, export_run, write_export
+from cluster.export_table import COLUMNS, MissingLibraryError
 from cluster.run_log import EVENTS_FILE, RunLogError, write_events
 from tests.cluster.histories import arrived, handed_off, run_started, run_stopped
 
@@ -22,7 +27,7 @@ def test_csv_has_a_row_per_request_in_order_of_arrival(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, first[0], *second, *first[1:], arrived("c"))
 
     assert [row["request_id"] for row in rows] == ["a", "b", "c"]
-    assert tuple(rows[0]) == CSV_COLUMNS
+    assert tuple(rows[0]) == COLUMNS
     row = rows[1]
     assert (row["label"], row["outcome"], row["reason"]) == ("steady", "finished", "length")
     assert (row["prefill_worker"], row["decode_worker"], row["codec"]) == ("prefill-0", "decode-0", "int8")
@@ -90,9 +95,9 @@ def test_csv_of_a_log_cut_in_mid_line(tmp_path: Path) -> None:
     assert row["outcome"] == "in_flight"
 
 
-@pytest.mark.parametrize("fmt", ["parquet", "perfetto", "vllm-bench", "xml"])
+@pytest.mark.parametrize("fmt", ["xml", "CSV", ""])
 def test_other_formats_name_those_there_are(tmp_path: Path, fmt: str) -> None:
-    with pytest.raises(ExportError, match="available: jsonl, csv"):
+    with pytest.raises(ExportError, match="available: jsonl, csv, parquet, perfetto, vllm-bench"):
         export_run(tmp_path, fmt)
 
 
@@ -106,6 +111,107 @@ def test_damaged_log_is_refused_as_csv(tmp_path: Path) -> None:
     (tmp_path / EVENTS_FILE).write_text("nonsense\n")
     with pytest.raises(RunLogError, match="line 1"):
         export_run(tmp_path, "csv")
+
+
+def test_parquet_is_the_same_table(tmp_path: Path) -> None:
+    write_events(tmp_path / EVENTS_FILE, [*run_started(), *handed_off("a"), arrived("b")])
+    table = pq.read_table(io.BytesIO(export_run(tmp_path, "parquet")))
+    assert tuple(table.column_names) == COLUMNS
+    assert table.column("request_id").to_pylist() == ["a", "b"]
+    assert table.column("ttft_ms").to_pylist() == [pytest.approx(100.0), None]
+    assert table.column("prompt_tokens").to_pylist() == [100, 100]
+
+
+def test_parquet_of_a_run_without_requests_has_its_columns(tmp_path: Path) -> None:
+    write_events(tmp_path / EVENTS_FILE, run_started())
+    table = pq.read_table(io.BytesIO(export_run(tmp_path, "parquet")))
+    assert (tuple(table.column_names), table.num_rows) == (COLUMNS, 0)
+
+
+def test_parquet_without_its_library_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_events(tmp_path / EVENTS_FILE, run_started())
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingLibraryError, match="pip install"):
+        export_run(tmp_path, "parquet")
+
+
+def trace_of(run_dir: Path, *events: Event) -> list[dict[str, Any]]:
+    write_events(run_dir / EVENTS_FILE, [*run_started(), *events])
+    records: list[dict[str, Any]] = json.loads(export_run(run_dir, "perfetto"))["traceEvents"]
+    return records
+
+
+def test_trace_has_a_process_per_worker_and_a_track_per_request(tmp_path: Path) -> None:
+    records = trace_of(tmp_path, *handed_off("a"), *handed_off("b", at=11.0))
+    processes = {r["args"]["name"]: r["pid"] for r in records if r["name"] == "process_name"}
+    assert set(processes) == {"clients", "prefill-0", "decode-0"}
+    tracks = {(r["pid"], r["args"]["name"]) for r in records if r["name"] == "thread_name"}
+    assert (processes["clients"], "a (steady)") in tracks
+    assert (processes["prefill-0"], "b transfer") in tracks
+    assert (processes["decode-0"], "b decode") in tracks
+
+
+def test_trace_of_a_request_sums_to_its_ttft_and_stays_inside_it(tmp_path: Path) -> None:
+    records = trace_of(tmp_path, *handed_off("a"))
+    (whole,) = [r for r in records if r["ph"] == "X" and r["name"] == "a"]
+    parts = [
+        r for r in records if r["ph"] == "X" and r["pid"] == whole["pid"] and r["name"] not in ("a", "tokens")
+    ]
+    assert sum(part["dur"] for part in parts) == pytest.approx(100_000.0)
+    assert all(whole["ts"] <= part["ts"] for part in parts)
+    assert max(part["ts"] + part["dur"] for part in parts) <= whole["ts"] + whole["dur"] + 1e-3
+    assert whole["ts"] == pytest.approx(10e6)
+
+
+def test_trace_leads_an_arrow_from_transfer_to_decode(tmp_path: Path) -> None:
+    records = trace_of(tmp_path, *handed_off("a"))
+    (start,) = [r for r in records if r["ph"] == "s"]
+    (end,) = [r for r in records if r["ph"] == "f"]
+    assert start["id"] == end["id"] == "a/1"
+    assert start["pid"] != end["pid"]
+    for point in (start, end):  # an arrow is drawn only from and to a slice
+        assert any(
+            r["ph"] == "X" and r["pid"] == point["pid"] and r["tid"] == point["tid"]
+            and r["ts"] <= point["ts"] <= r["ts"] + r["dur"]
+            for r in records
+        )  # fmt: skip
+
+
+def test_trace_closes_what_a_death_ended(tmp_path: Path) -> None:
+    before_end = handed_off("a")[:3]
+    death = WorkerExited(at=10.04, worker_id="prefill-0", role="prefill", pid=11, signal=9)
+    records = trace_of(tmp_path, *before_end, death)
+    (prefill,) = [r for r in records if r["name"] == "prefill a"]
+    assert prefill["dur"] == pytest.approx(30_000.0)
+    assert prefill["args"]["ended by"] == "crash"
+
+
+def test_vllm_bench_has_its_fields_in_its_units(tmp_path: Path) -> None:
+    failed = RequestFailed(at=11.0, request_id="f", reason="no_worker")
+    ended = [*handed_off("a"), arrived("f", at=10.5), failed]
+    uncounted = [arrived("open", at=12.0), *handed_off("p", label="probe")]
+    write_events(tmp_path / EVENTS_FILE, [*run_started(), *ended, *uncounted])
+    document = json.loads(export_run(tmp_path, "vllm-bench"))
+    assert (document["completed"], document["failed"], document["num_prompts"]) == (1, 1, 2)
+    assert document["model_id"] == "tiny"
+    assert document["ttfts"] == [pytest.approx(0.1), 0.0]
+    assert document["itls"] == [pytest.approx([0.01, 0.01, 0.02]), []]
+    assert document["input_lens"] == [100, 100]
+    assert document["output_lens"] == [4, 0]
+    assert document["errors"] == ["", "failed: no_worker"]
+    assert document["mean_ttft_ms"] == document["p99_ttft_ms"] == pytest.approx(100.0)
+    assert document["median_itl_ms"] == pytest.approx(10.0)
+    assert document["duration"] == pytest.approx(1.0)
+    assert document["output_throughput"] == pytest.approx(4.0)
+    assert document["max_concurrent_requests"] == 1
+
+
+def test_vllm_bench_of_a_run_without_requests_is_all_zeros(tmp_path: Path) -> None:
+    write_events(tmp_path / EVENTS_FILE, run_started())
+    document = json.loads(export_run(tmp_path, "vllm-bench"))
+    assert document["completed"] == document["request_throughput"] == document["p99_itl_ms"] == 0
 
 
 def test_export_replaces_the_file_and_leaves_no_draft(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.guarded_main import guarded_command
+from cluster.guarded_main import guarded_command, guarded_program
 
 PROGRAM = """
 import os, sys
@@ -46,3 +46,11 @@ def test_guard_is_up_before_anything_slow_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_any_program_runs_with_its_own_options_on_the_given_core() -> None:
+    core = max(os.sched_getaffinity(0))
+    code = "import os, sys; print(sorted(os.sched_getaffinity(0)), sys.argv[1:])"
+    command = guarded_program([sys.executable, "-c", code, "--cpus", "x"], os.getpid(), (core,))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"[{core}] ['--cpus', 'x']\n")

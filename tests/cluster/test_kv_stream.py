@@ -23,7 +23,7 @@ class FakeSender:
     """Takes parts or refuses them; keeps them in the order in which they came."""
 
     def __init__(self) -> None:
-        self.parts: list[DataSlice] = []
+        self.calls: list[list[DataSlice]] = []
         self.is_full = False
         self.committed: list[PrefillResult] = []
 
@@ -34,7 +34,11 @@ class FakeSender:
             raise OutboxFull("full")
         for part, views in parts:
             assert sum(view.nbytes for view in views) == part.num_tokens * TOKEN_BYTES
-            self.parts.append(part)
+        self.calls.append([part for part, _ in parts])
+
+    @property
+    def parts(self) -> list[DataSlice]:
+        return [part for call in self.calls for part in call]
 
     def commit(self, transfer_id: int, prefill: PrefillResult) -> None:
         assert transfer_id == 7
@@ -61,21 +65,42 @@ def compute(stream: KVStream, end_token: int) -> None:
         stream.layer_written(layer, end_token)
 
 
-def test_rows_leave_layer_by_layer_as_they_are_computed() -> None:
+LAYER = 2 * kv_stream.MIN_PIECE_BYTES  # LEAST tokens of one layer
+
+
+@pytest.fixture
+def ungathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer's piece goes at once, in any chunk."""
+    monkeypatch.setattr(kv_stream, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(kv_stream, "LAST_GATHERED_BYTES", 1)
+
+
+def test_layers_go_together_and_in_the_last_chunk_fewer_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_stream, "GATHERED_BYTES", 2 * LAYER)
+    monkeypatch.setattr(kv_stream, "LAST_GATHERED_BYTES", LAYER)
     stream, sender = make_stream(2 * LEAST)
     stream.layer_written(0, LEAST)
-    assert sender.parts == [DataSlice(0, 0, 0, LEAST), DataSlice(0, 1, 0, LEAST)]
-    assert stream.has_sent
+    assert not sender.calls
     stream.layer_written(1, LEAST)
+    assert sender.calls == [[DataSlice(layer, kv, 0, LEAST) for layer in (0, 1) for kv in (0, 1)]]
+    assert stream.has_sent
     stream.layer_written(2, LEAST)
-    compute(stream, 2 * LEAST)
-    assert [(part.layer, part.kv) for part in sender.parts] == 2 * [
-        (layer, kv) for layer in range(LAYERS) for kv in (0, 1)
-    ]
+    assert len(sender.calls) == 1
+    stream.layer_written(0, 2 * LEAST)  # of the last chunk, with what layer 2 had left
+    stream.layer_written(1, 2 * LEAST)
+    stream.layer_written(2, 2 * LEAST)
+    assert [[part.layer for part in call[::2]] for call in sender.calls[1:]] == [[0, 2], [1], [2]]
     assert sender.committed == []
-    before = len(sender.parts)
     stream.finish(PREFILL)
-    assert (len(sender.parts), sender.committed) == (before, [PREFILL])
+    assert (len(sender.calls), sender.committed) == (4, [PREFILL])
+
+
+def test_with_the_last_layer_goes_whatever_is_worth_a_frame() -> None:
+    assert kv_stream.LAST_GATHERED_BYTES > LAYERS * LAYER
+    stream, sender = make_stream(LEAST)
+    compute(stream, LEAST)
+    assert [[part.layer for part in call[::2]] for call in sender.calls] == [[0, 1, 2]]
+    assert not sender.committed
 
 
 def test_bulk_sends_everything_at_the_end() -> None:
@@ -99,6 +124,7 @@ def test_a_prompt_below_one_piece_is_a_bulk_transfer() -> None:
     assert sender.ranges(0, 0) == [(0, LEAST - 1)]
 
 
+@pytest.mark.usefixtures("ungathered")
 def test_small_chunks_are_gathered_into_pieces_worth_a_frame() -> None:
     stream, sender = make_stream(10 * LEAST)
     for end in range(16, 10 * LEAST + 1, 16):
@@ -106,6 +132,7 @@ def test_small_chunks_are_gathered_into_pieces_worth_a_frame() -> None:
     assert len(sender.ranges(1, 1)) == 10
 
 
+@pytest.mark.usefixtures("ungathered")
 def test_a_full_outbox_costs_no_row_and_no_order() -> None:
     stream, sender = make_stream(4 * LEAST)
     compute(stream, LEAST)
@@ -115,7 +142,8 @@ def test_a_full_outbox_costs_no_row_and_no_order() -> None:
     sender.is_full = False
     stream.layer_written(2, 2 * LEAST)
     compute(stream, 3 * LEAST)
-    assert sender.ranges(0, 0) == [(0, LEAST), (LEAST, 3 * LEAST)]
+    assert len(sender.calls) == LAYERS + 1 + LAYERS, "what was refused goes with the next layer"
+    assert sender.ranges(0, 0) == [(0, LEAST), (LEAST, 2 * LEAST), (2 * LEAST, 3 * LEAST)]
     assert sender.ranges(2, 1) == [(0, LEAST), (LEAST, 2 * LEAST), (2 * LEAST, 3 * LEAST)]
     sender.is_full = True
     with pytest.raises(OutboxFull):
@@ -123,6 +151,7 @@ def test_a_full_outbox_costs_no_row_and_no_order() -> None:
     assert sender.committed == []
 
 
+@pytest.mark.usefixtures("ungathered")
 def test_what_the_receiver_holds_is_neither_sent_nor_the_beginning_of_the_transfer() -> None:
     stream, sender = make_stream(4 * LEAST)
     compute(stream, LEAST)

@@ -78,27 +78,69 @@ def test_this_kernel_paces() -> None:
     assert pacing_problem() == ""
 
 
+def measured(link: LinkBackend, way: tuple[str, str], bits_per_s: float, rtt_ms: float = 50.0) -> bool:
+    return link.measured(way, bits_per_s, rtt_ms, carries_kv=way[0].startswith("prefill"))
+
+
 def test_limit_says_what_was_reached() -> None:
     link = LinkBackend("pacing", LinkShape(bits_per_s=1e11))
-    assert link.measured(*PAIR, 9.3e9)
+    assert measured(link, PAIR, 9.3e9)
     assert link.limit == "asked 100.00 Gb/s; this host reached 9.30 Gb/s (prefill-0 to decode-0)"
     link.change(LinkShape(bits_per_s=1e9))
     assert link.limit == "", "what was measured belongs to the old shape"
-    assert not link.measured(*PAIR, 0.97e9)
+    assert not measured(link, PAIR, 0.97e9)
     assert link.limit == ""
 
 
 def test_slowest_pair_is_named() -> None:
     link = LinkBackend("pacing", LinkShape(bits_per_s=1e10))
-    link.measured("prefill-0", "decode-0", 5e9)
-    link.measured("prefill-0", "decode-1", 4e9)
+    measured(link, ("prefill-0", "decode-0"), 5e9)
+    measured(link, ("prefill-0", "decode-1"), 4e9)
     assert link.limit.endswith("this host reached 4.00 Gb/s (prefill-0 to decode-1)")
+
+
+def test_achieved_is_of_the_way_that_kv_goes_but_a_slow_way_back_is_said_too() -> None:
+    link = LinkBackend("netns", LinkShape(bits_per_s=1e10))
+    measured(link, PAIR, 9.6e9)
+    assert measured(link, ("decode-0", "prefill-0"), 2e9)
+    assert link.achieved_bits_per_s == 9.6e9
+    assert link.limit == "asked 10.00 Gb/s; this host reached 2.00 Gb/s (decode-0 to prefill-0)"
+
+
+def test_a_delay_that_is_not_there_is_said() -> None:
+    link = LinkBackend("netns", LinkShape(bits_per_s=1e9, delay_ms=20.0, jitter_ms=2.0))
+    assert not measured(link, PAIR, 1e9, rtt_ms=36.5), "jitter may shorten both ways"
+    assert measured(link, PAIR, 1e9, rtt_ms=20.4)
+    assert link.limit == "asked 20 ms one way; the round trip is 20 ms (prefill-0 to decode-0)"
+    link.change(LinkShape(bits_per_s=1e9))
+    assert link.limit == ""
+
+
+@pytest.mark.parametrize(("prefill", "decode", "shared"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+@pytest.mark.usefixtures("no_namespaces")
+def test_pacing_says_that_connections_do_not_share_a_cable(prefill: int, decode: int, shared: bool) -> None:
+    link = resolve_link(
+        Profile(
+            cluster=ClusterSection(prefill=prefill, decode=decode),
+            link=LinkSection(backend="pacing", bandwidth="1gbit"),
+        )
+    )
+    assert ("do not share a cable" not in link.limit) is shared
+
+
+def test_pacing_says_so_too_of_a_pair_that_came_later() -> None:
+    link = LinkBackend("pacing", LinkShape(bits_per_s=1e9))
+    measured(link, PAIR, 1e9)
+    measured(link, ("decode-0", "prefill-0"), 1e9)
+    assert link.limit == ""
+    assert measured(link, ("prefill-0", "decode-1"), 1e9)
+    assert "do not share a cable" in link.limit
 
 
 @pytest.mark.usefixtures("no_namespaces")
 def test_what_pacing_cannot_do_is_said() -> None:
     link = resolve_link(profile("pacing", prefill=2, loss=0.01))
-    assert "transfers into one worker do not share its rate" in link.limit
+    assert "transfers between different workers do not share a cable" in link.limit
     assert "loss of 1.00% is not emulated" in link.limit
 
 

@@ -7,6 +7,7 @@ from cluster.control import AnyMessage, MeasurePrefill, PrefillMeasured, WorkerA
 from cluster.events import Event, LinkTuned, PrefillFinished
 from cluster.link_backend import LinkBackend
 from cluster.link_tuner import (
+    LENGTHS,
     LOWEST_BITS_PER_S,
     LinkTuner,
     MeasuringFailed,
@@ -142,10 +143,22 @@ async def test_a_prompt_that_went_elsewhere_is_no_rate() -> None:
         await probe.tokens_per_s(PAIR, worker(), 10.0)
 
 
+async def test_forecasts_are_calibrated_by_prompts_of_several_lengths() -> None:
+    router, probe = answering([0.01] * 3)
+    await probe.send_lengths(PAIR, worker(), 10.0)
+    assert tuple(len(asked.prompt_token_ids) for asked in router.sent) == LENGTHS
+    assert len({asked.prompt_token_ids[:16] for asked in router.sent}) == len(LENGTHS), "no cache answers"
+    router, probe = answering([0.01] * 3)
+    await probe.send_lengths(PAIR, worker(max_model_len=300), 10.0)
+    assert [len(asked.prompt_token_ids) for asked in router.sent] == [64, 298]
+
+
 async def test_silence_has_an_end() -> None:
     probe = PrefillRateProbe(FakeRouter())  # type: ignore[arg-type]
     with pytest.raises(MeasuringFailed, match=r"no prompt was prefilled within 0\.01 s"):
         await probe.tokens_per_s(PAIR, worker(), 0.01)
+    with pytest.raises(MeasuringFailed, match=r"no prompt was served within 0\.01 s"):
+        await probe.send_lengths(PAIR, worker(), 0.01)
     probe.answered(PrefillMeasured(request_id="r0"))  # too late: nobody waits
     probe.finished(finished(0, 256, 1.0))
 
@@ -161,7 +174,7 @@ async def tuned(link: LinkBackend, *, probed_bits_per_s: float | None) -> tuple[
     async def measure() -> None:
         done.append("probed")
         if probed_bits_per_s:
-            link.measured(*PAIR, probed_bits_per_s)
+            link.measured(PAIR, probed_bits_per_s, 2 * link.shape.delay_ms + 0.1, carries_kv=True)
 
     router, probe = answering([9.0, 0.2, 0.2, 0.2])
     tuner = LinkTuner(
@@ -210,7 +223,7 @@ async def test_a_host_that_does_not_reach_it_says_so() -> None:
 
 async def test_a_link_that_cannot_be_shaped_stays_and_says_so() -> None:
     link = LinkBackend("none", LinkShape(bits_per_s=1e10), warning="no way to shape links here")
-    link.measured(*PAIR, 2e10)
+    link.measured(PAIR, 2e10, 0.1, carries_kv=True)
     event, done = await tuned(link, probed_bits_per_s=1.0)
     assert done == []
     assert event.rho == pytest.approx(500.0)

@@ -280,7 +280,7 @@ async def test_lateness_of_the_client_is_measured(generator: Generator) -> None:
 
 
 async def test_served_model_is_what_the_router_lists(server: Server) -> None:
-    assert await served_model(server.url + "/") == MODEL
+    assert (await served_model(server.url + "/")).id == MODEL
 
 
 async def failing(handler: object) -> str:

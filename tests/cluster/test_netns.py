@@ -2,11 +2,13 @@
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -157,6 +159,109 @@ def test_delay_uses_netem_only_where_the_kernel_has_it() -> None:
         assert kinds == ({"netem"} if fabric.has_netem else {"pfifo"})
     finally:
         fabric.close()
+
+
+class Sink:
+    """A process in a worker's namespace that takes ``num_streams`` streams at once, each to its end."""
+
+    def __init__(self, fabric: Fabric, slot: int, num_streams: int) -> None:
+        ready, ready_write = os.pipe()
+
+        def receive() -> None:
+            with socket.create_server((fabric.address(slot), 0)) as server:
+                os.write(ready_write, b"%d\n" % server.getsockname()[1])
+                connections = [server.accept()[0] for _ in range(num_streams)]
+                for connection in connections:
+                    connection.setblocking(False)
+                while connections:
+                    for connection in select.select(connections, [], [], 20.0)[0]:
+                        if not connection.recv(1 << 20):
+                            connection.close()
+                            connections.remove(connection)
+
+        self._pid = in_namespace(fabric.namespace_fd(slot), receive)
+        os.close(ready_write)
+        with os.fdopen(ready) as lines:
+            self.address = (fabric.address(slot), int(lines.readline()))
+
+    def wait(self) -> None:
+        assert exit_code(self._pid) == 0
+
+
+class Source:
+    """A process in a worker's namespace that connects, says so, and sends ``num_bytes`` once it is told to."""
+
+    def __init__(self, fabric: Fabric, slot: int, address: tuple[str, int], num_bytes: int) -> None:
+        up, up_write = os.pipe()
+        go, self._go = os.pipe()
+
+        def send() -> None:
+            with socket.create_connection(address, timeout=20) as connection:
+                os.write(up_write, b"1")
+                os.read(go, 1)
+                connection.sendall(bytes(num_bytes))
+
+        self._pid = in_namespace(fabric.namespace_fd(slot), send)
+        assert os.read(up, 1) == b"1"
+        for fd in (up, up_write, go):
+            os.close(fd)
+
+    def start(self) -> None:
+        os.write(self._go, b"1")
+        os.close(self._go)
+
+    def wait(self) -> None:
+        assert exit_code(self._pid) == 0
+
+
+SLOW_BITS_PER_S = 5e7
+SENT_BYTES = 1_500_000
+UNSHAPED_BYTES = 2 * (2 * 65536)
+"""What two full token buckets let through at once, whatever the rate."""
+
+
+@needs_netns
+@pytest.mark.parametrize(("sources", "sinks"), [((0, 1), (2, 2)), ((0, 0), (1, 2))])
+def test_two_transfers_at_once_share_the_cable_of_the_worker_they_have_in_common(
+    sources: tuple[int, int], sinks: tuple[int, int]
+) -> None:
+    """Into one worker, or out of one: together they take as long as all of their bytes on one cable, at least."""
+    fabric = Fabric.create(3)
+    try:
+        fabric.shape(LinkShape(bits_per_s=SLOW_BITS_PER_S))
+        targets = {slot: Sink(fabric, slot, sinks.count(slot)) for slot in set(sinks)}
+        transfers = [
+            Source(fabric, source, targets[sink].address, SENT_BYTES)
+            for source, sink in zip(sources, sinks, strict=True)
+        ]
+        began_at = time.monotonic()
+        for transfer in transfers:
+            transfer.start()
+        for ended in (*transfers, *targets.values()):
+            ended.wait()
+        took_s = time.monotonic() - began_at
+    finally:
+        fabric.close()
+    assert took_s >= (2 * SENT_BYTES - UNSHAPED_BYTES) * 8 / SLOW_BITS_PER_S
+    assert took_s > SENT_BYTES * 8 / SLOW_BITS_PER_S, "or each could have had a cable of its own"
+
+
+@needs_netns
+def test_a_hot_change_holds_for_connections_that_are_up() -> None:
+    fabric = Fabric.create(2)
+    try:
+        fabric.shape(LinkShape(bits_per_s=1e10))
+        sink = Sink(fabric, 1, 1)
+        source = Source(fabric, 0, sink.address, SENT_BYTES)
+        fabric.shape(LinkShape(bits_per_s=SLOW_BITS_PER_S))
+        began_at = time.monotonic()
+        source.start()
+        source.wait()
+        sink.wait()
+        took_s = time.monotonic() - began_at
+    finally:
+        fabric.close()
+    assert took_s >= (SENT_BYTES - UNSHAPED_BYTES) * 8 / SLOW_BITS_PER_S
 
 
 @needs_netns

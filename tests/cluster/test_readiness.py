@@ -5,10 +5,10 @@ from cluster.readiness import Readiness, ports_of
 from cluster.selection import WorkerView
 
 
-def view(worker_id: str, port: int = 1, *, connected: bool = True) -> WorkerView:
+def view(worker_id: str, port: int = 1, *, connected: bool = True, role: str = "") -> WorkerView:
     address = WorkerAddress(
         worker_id=worker_id,
-        role=worker_id.split("-")[0],
+        role=role or worker_id.split("-")[0],
         control_host="h",
         control_port=port,
         kv_host="h",
@@ -62,6 +62,26 @@ def test_proven_pair_is_ready_until_a_worker_is_another() -> None:
     assert readiness.state(workers(view("prefill-0", 9), view("decode-0", 2)), "disagg") == "degraded"
     assert readiness.state(workers(view("prefill-0"), view("decode-0", 9)), "disagg") == ""
     assert readiness.start_probes(workers(view("prefill-0", 9), view("decode-0", 2))) == [PAIR]
+
+
+def test_a_draining_worker_makes_no_pair_and_is_not_probed() -> None:
+    both = workers(view("prefill-0"), view("decode-0", 2))
+    both["prefill-0"].set_draining(True, 1.0)
+    assert proven().state(both, "disagg") == "degraded"
+    assert Readiness(has_prefill=True, fallback=True).start_probes(both) == []
+    both["prefill-0"].set_draining(False, 2.0)
+    assert proven().state(both, "disagg") == "ready"
+
+
+def test_a_pair_counts_in_its_roles_only() -> None:
+    swapped = workers(view("prefill-0", role="decode"), view("decode-0", 2, role="prefill"))
+    assert proven().state(swapped, "disagg") == ""
+    assert proven().start_probes(swapped) == [("decode-0", "prefill-0")]
+
+
+def test_who_was_ready_once_may_let_requests_wait() -> None:
+    assert not Readiness(has_prefill=True, fallback=True).has_served
+    assert proven().has_served
 
 
 def test_without_its_prefill_worker_a_cluster_is_degraded_if_fallback_may_help() -> None:

@@ -42,7 +42,7 @@ def test_running_process_is_left_alone() -> None:
 
 def test_first_crash_waits_the_first_backoff() -> None:
     assert plan_one(ended(10.0), now=10.0) == StartLater("w", 10.1, 0.1)
-    assert plan_one(ended(10.0), now=10.1) == StartNow("w")
+    assert plan_one(ended(10.0), now=10.1) == StartNow("w", 0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
 """The router's rules: facts in, instructions out. No process, socket or clock takes part."""
 
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
 import pytest
 
 from cluster.attempts import DEATH_NOTICE_S
 from cluster.control import (
     AbortRequest,
+    AbsentWorker,
     DecodeAdopted,
     HandoffFailed,
     PrefillDone,
@@ -27,7 +32,9 @@ from cluster.events import (
     RequestRejected,
     RequestRetried,
     TokensDelivered,
+    WorkerDrained,
 )
+from cluster.handoff_forecast import HandoffForecast
 from cluster.router_messages import (
     ClientLeft,
     CodecSet,
@@ -72,15 +79,27 @@ def address(worker_id: str, total_blocks: int = 100, port: int = 1) -> WorkerAdd
     )
 
 
+def coming(worker_id: str, is_coming: bool = True) -> AbsentWorker:
+    return AbsentWorker(worker_id=worker_id, role=worker_id.split("-")[0], is_coming=is_coming)
+
+
+def forecast() -> HandoffForecast:
+    return HandoffForecast(max_num_batched_tokens=512, allow_lossy=False)
+
+
 class Cluster:
     """A RouterState whose clock the test moves."""
 
     def __init__(
-        self, *workers: WorkerAddress, limits: RouterLimits = LIMITS, mode: str = "disagg", worth: bool = True
+        self,
+        *workers: WorkerAddress,
+        limits: RouterLimits = LIMITS,
+        mode: str = "disagg",
+        absent: Sequence[AbsentWorker] = (),
     ) -> None:
         self.now = 100.0
-        self.state = RouterState(limits, mode, "raw", lambda num_tokens: worth)
-        self.do(WorkersListed(workers))
+        self.state = RouterState(limits, mode, "raw", forecast())
+        self.do(WorkersListed(workers, tuple(absent)))
         for worker in workers:
             self.do(WorkerConnected(worker.worker_id))
 
@@ -324,7 +343,7 @@ def test_request_larger_than_any_worker_is_refused_with_numbers() -> None:
 
 
 def test_waiting_too_long_answers_503() -> None:
-    cluster = Cluster(address("prefill-0"))
+    cluster = Cluster(address("prefill-0"), absent=[coming("decode-0")])
     cluster.submit()
     assert cluster.do(Ticked(), after_s=LIMITS.queue_timeout_s - 1) == []
     out = cluster.do(Ticked(), after_s=2.0)
@@ -403,6 +422,17 @@ def test_attempts_are_bounded() -> None:
     assert str(LIMITS.max_attempts) in fail.message
 
 
+def test_a_request_that_goes_on_may_move_as_often_as_workers_die() -> None:
+    cluster = Cluster(address("prefill-0"), address("decode-0"))
+    cluster.submit(max_tokens=50)
+    cluster.adopted()
+    for position in range(3 * LIMITS.max_attempts):
+        assert cluster.token("decode-0", position, attempt=position + 1) != []
+        cluster.do(WorkerLost("decode-0", "gone"))
+        out = cluster.do(WorkerConnected("decode-0"))
+        assert isinstance(message_to(out, "decode-0", StartLocal), StartLocal)
+
+
 def test_colocated_uses_every_worker_and_a_switch_spares_those_in_flight() -> None:
     cluster = Cluster(address("prefill-0"), address("decode-0"))
     cluster.submit("r1")
@@ -424,14 +454,6 @@ def test_codec_switch_applies_to_the_next_request() -> None:
     assert cluster.state.requests["r1"].codec == "raw"
 
 
-def test_auto_handoff_recomputes_where_that_is_faster() -> None:
-    limits = RouterLimits(4, 10.0, 5, fallback=True, handoff="auto", kv_path="v2")
-    cluster = Cluster(address("prefill-0"), address("decode-0"), limits=limits, worth=False)
-    out = cluster.submit()
-    assert sent(out) == [("decode-0", "StartLocal")]
-    assert not events(out, FellBack)
-
-
 def test_a_worker_with_a_new_address_is_a_new_worker() -> None:
     cluster = pair()
     cluster.submit()
@@ -440,3 +462,121 @@ def test_a_worker_with_a_new_address_is_a_new_worker() -> None:
     assert not cluster.state.workers["prefill-0"].connected
     assert isinstance(message_to(out, "decode-0", AbortRequest), AbortRequest)
     assert not [i for i in out if isinstance(i, Send) and isinstance(i.message, StartDecode)]
+
+
+def test_a_request_waits_for_a_decode_worker_that_is_coming_back() -> None:
+    cluster = Cluster(address("prefill-0"), absent=[coming("decode-0")])
+    assert sent(cluster.submit()) == []
+    back = address("decode-0", port=9)
+    cluster.do(WorkersListed((address("prefill-0"), back)))
+    assert ("decode-0", "StartDecode") in sent(cluster.do(WorkerConnected("decode-0")))
+
+
+def test_nobody_waits_for_a_worker_that_was_given_up() -> None:
+    cluster = Cluster(address("prefill-0"), absent=[coming("decode-0")])
+    cluster.submit()
+    out = cluster.do(WorkersListed((address("prefill-0"),), (coming("decode-0", False),)))
+    (fail,) = [i for i in out if isinstance(i, Fail)]
+    assert (fail.status, fail.retry_after_s) == (503, 1)
+    assert [type(e) for e in events(out, RequestFailed)] == [RequestFailed]
+    (fail,) = [i for i in cluster.submit("r2") if isinstance(i, Fail)]
+    assert (fail.status, fail.retry_after_s) == (503, 1)
+    assert events(cluster.submit("r3"), RequestRejected)
+    assert not cluster.state.queue
+
+
+def test_a_router_that_knows_of_no_worker_yet_lets_requests_wait() -> None:
+    state = RouterState(LIMITS, "disagg", "raw", forecast())
+    asked = RequestSubmitted("r1", (1, 2), SamplingParams(max_tokens=2), 1.0)
+    assert not [i for i in state.handle(asked, 1.0) if isinstance(i, Fail)]
+    assert list(state.queue) == ["r1"]
+
+
+def test_a_waiting_request_that_fits_no_worker_that_came_does_not_hold_the_others() -> None:
+    cluster = Cluster(address("prefill-0"), absent=[coming("decode-0")])
+    cluster.submit("large", num_prompt_tokens=1700)
+    cluster.submit("small")
+    out = cluster.do(WorkersListed((address("prefill-0"), address("decode-0"))))
+    (fail,) = [i for i in out if isinstance(i, Fail)]
+    assert (fail.request_id, fail.status) == ("large", 400)
+    out = cluster.do(WorkerConnected("decode-0"))
+    assert ("decode-0", "StartDecode") in sent(out)
+
+
+def test_fallback_off_waits_for_a_prefill_worker_that_is_coming_back() -> None:
+    limits = RouterLimits(4, 10.0, 5, fallback=False, handoff="always", kv_path="v2")
+    cluster = Cluster(address("decode-0"), limits=limits, absent=[coming("prefill-0")])
+    assert sent(cluster.submit()) == []
+    out = cluster.do(WorkersListed((address("decode-0"),), (coming("prefill-0", False),)))
+    (fail,) = [i for i in out if isinstance(i, Fail)]
+    assert fail.status == 503
+
+
+def drain(cluster: Cluster, *worker_ids: str) -> list[Instruction]:
+    listed = tuple(view.address for view in cluster.state.workers.values())
+    return cluster.do(WorkersListed(listed, draining=worker_ids))
+
+
+def drained(out: list[Instruction]) -> list[str]:
+    return [event.worker_id for event in events(out, WorkerDrained) if isinstance(event, WorkerDrained)]
+
+
+def test_fallback_off_waits_while_the_only_prefill_worker_drains_for_a_restart() -> None:
+    limits = dataclasses.replace(LIMITS, fallback=False)
+    cluster = Cluster(address("prefill-0"), address("decode-0"), limits=limits)
+    drain(cluster, "prefill-0")
+    assert [i for i in cluster.submit() if isinstance(i, (Fail, Send))] == []
+    assert ("prefill-0", "StartPrefill") in sent(drain(cluster))
+
+
+def test_a_draining_worker_finishes_what_it_has_and_gets_nothing_new() -> None:
+    cluster = Cluster(address("prefill-0"), address("decode-0"), address("decode-1", total_blocks=90))
+    cluster.submit("r1", max_tokens=1)
+    assert drained(drain(cluster, "decode-0")) == []
+    out = cluster.submit("r2")
+    assert sent(out)[0] == ("decode-1", "StartDecode")
+    (dispatched,) = events(out, RequestDispatched)
+    assert isinstance(dispatched, RequestDispatched)
+    assert dispatched.decode_reason.endswith("; draining: decode-0")
+    cluster.adopted()
+    out = cluster.token("decode-0", 0, finish="length")
+    assert Deliver("r1", 7, "length") in out
+    assert drained(out) == ["decode-0"]
+    assert drained(cluster.submit("r3")) == []  # told once
+    drain(cluster)
+    assert drained(drain(cluster, "decode-0")) == ["decode-0"]  # another drain
+
+
+def test_a_draining_prefill_worker_is_drained_when_its_transfers_are() -> None:
+    cluster = Cluster(address("prefill-0"), address("prefill-1"), address("decode-0"))
+    cluster.submit("r1")
+    assert drained(drain(cluster, "prefill-0")) == []
+    assert sent(cluster.submit("r2"))[1] == ("prefill-1", "StartPrefill")
+    done = PrefillDone(request_id="r1", attempt=1, started_at=1.0, done_at=2.0)
+    assert drained(cluster.do(WorkerSaid("prefill-0", done))) == []
+    assert drained(cluster.token("decode-0", 0)) == ["prefill-0"]
+
+
+def test_requests_wait_while_every_decode_worker_drains() -> None:
+    cluster = pair()
+    drain(cluster, "decode-0")
+    assert sent(cluster.submit()) == []
+    assert ("decode-0", "StartDecode") in sent(drain(cluster))
+
+
+def test_a_failed_transfer_does_not_fall_back_to_a_draining_worker() -> None:
+    cluster = Cluster(address("prefill-0"), address("decode-0"), address("decode-1", total_blocks=90))
+    cluster.submit()
+    drain(cluster, "decode-0")
+    out = cluster.failed("checksum")
+    assert ("decode-1", "StartLocal") in sent(out)
+    assert drained(out) == ["decode-0"]
+
+
+def test_a_role_changes_new_requests_only() -> None:
+    cluster = Cluster(address("prefill-0"), address("prefill-1"), address("decode-0"))
+    cluster.submit("r1")
+    now_decode = msgspec.structs.replace(address("prefill-1"), role="decode")
+    assert sent(cluster.do(WorkersListed((address("prefill-0"), now_decode, address("decode-0"))))) == []
+    assert sent(cluster.submit("r2")) == [("prefill-1", "StartDecode"), ("prefill-0", "StartPrefill")]
+    assert cluster.state.workers["prefill-1"].connected

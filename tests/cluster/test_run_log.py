@@ -5,6 +5,7 @@ import pytest
 
 from cluster.events import NoteAdded, encode_event
 from cluster.run_log import EVENTS_FILE, LogTail, RunLog, RunLogError, read_events, write_events
+from tests.cluster.full_disk import largest_file
 from tests.cluster.histories import handed_off, run_started
 
 
@@ -93,3 +94,34 @@ def test_tail_names_a_damaged_line(tmp_path: Path) -> None:
         file.write(b"{}\n")
     with pytest.raises(RunLogError, match="line 3"):
         tail.read_new()
+
+
+def test_what_a_full_disk_does_not_take_is_kept_and_written_later(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    events = []
+    with largest_file(1000):
+        for number in range(40):
+            events.append(log.append(note(f"event {number}")))
+        with pytest.raises(OSError, match="File too large"):
+            log.flush()
+        assert log.path.stat().st_size == 1000, "it may end in half a line"
+        assert list(read_events(log.path)) == events[: len(list(read_events(log.path)))]
+        events.append(log.append(note("while it is full")))
+        with pytest.raises(OSError, match="File too large"):
+            log.flush()
+        assert log.unwritten_bytes > 0
+    log.flush()
+    assert log.unwritten_bytes == 0
+    log.close()
+    assert list(read_events(log.path)) == events
+
+
+def test_closing_on_a_full_disk_says_what_is_lost(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.append(note("a"))
+    log.flush()
+    log.append(note("b" * 5000))
+    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+        log.close()
+    assert log.unwritten_bytes > 4000
+    assert list(read_events(log.path)) == [note("a", 0)]

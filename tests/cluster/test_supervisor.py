@@ -1,6 +1,5 @@
 """A supervisor over real processes: small children first, then the real router and workers."""
 
-import asyncio
 import json
 import os
 import re
@@ -8,11 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from cluster.control import (
@@ -20,8 +18,6 @@ from cluster.control import (
     AnyMessage,
     ChangeLink,
     Command,
-    CommandDone,
-    CommandSent,
     KillWorker,
     SetCodec,
     SetLoad,
@@ -34,14 +30,14 @@ from cluster.control import (
 )
 from cluster.events import (
     CodecChanged,
-    Event,
     FaultInjected,
     LinkConfigured,
     LinkProbed,
     LinkTuned,
     ModeChanged,
     ModelDescribed,
-    NoteAdded,
+    RunLogResumed,
+    RunLogStalled,
     RunReady,
     RunStarted,
     RunStopped,
@@ -50,125 +46,14 @@ from cluster.events import (
     WorkerReady,
     WorkerStarting,
 )
-from cluster.profile import (
-    ClusterSection,
-    LinkSection,
-    LoadSection,
-    ModelSection,
-    Profile,
-    RouterSection,
-    SupervisorSection,
-)
 from cluster.run_dir import is_alive as run_is_alive
 from cluster.run_dir import read_run_info, read_token
 from cluster.run_log import read_events
-from cluster.spawner import ProgramSpawner
-from cluster.summary import write_summary
-from cluster.supervisor import Supervisor
-from cluster.supervisor_main import WORKER_COMMAND
-from cluster.supervisor_run import ROUTER_COMMAND, on_signal
+from cluster.supervisor_run import on_signal
+from tests.cluster.full_disk import largest_file
 from tests.cluster.link_child import PREFILL_TOKENS_PER_S, PROBED_BITS_PER_S
-from tests.cluster.supervision import child_command, is_alive, namespaces, until, until_now
-
-PROFILE = Profile(
-    name="test",
-    cluster=ClusterSection(prefill=1, decode=1),
-    model=ModelSection(id="synthetic:nano"),
-    link=LinkSection(backend="pacing", bandwidth="1gbit"),
-    router=RouterSection(port=0),
-    supervisor=SupervisorSection(backoff_first_s=0.02, stop_grace_s=6.0),
-    load={"steady": LoadSection()},
-)
-
-
-def make_supervisor(
-    spec: SupervisorSpec, told: list[AnyMessage], worker: str | None = None, router: str | None = None
-) -> Supervisor:
-    """With real programs where no mode of the link child is named."""
-    return Supervisor(
-        spec,
-        told.append,
-        write_summary,
-        worker_spawner=ProgramSpawner(WORKER_COMMAND if worker is None else child_command(worker)),
-        router_spawner=ProgramSpawner(ROUTER_COMMAND if router is None else child_command(router)),
-    )
-
-
-class Run:
-    """One supervisor in this process; what it told its parent and what it wrote."""
-
-    def __init__(
-        self, run_dir: Path, profile: Profile, worker: str | None, router: str | None, load: str
-    ) -> None:
-        (run_dir / "logs").mkdir(parents=True)
-        self.dir = run_dir
-        self.told: list[AnyMessage] = []
-        spec = SupervisorSpec(run="a-run", run_dir=str(run_dir), profile=profile, load=load)
-        self.supervisor = make_supervisor(spec, self.told, worker, router)
-        self.task = asyncio.create_task(self.supervisor.run())
-        self._last_id = 0
-
-    def of(self, kind: type[AnyMessage]) -> list[Any]:
-        return [message for message in self.told if isinstance(message, kind)]
-
-    def events(self, kind: type[Event] | None = None) -> list[Any]:
-        path = self.dir / "events.jsonl"
-        events = list(read_events(path)) if path.exists() else []
-        return [event for event in events if kind is None or isinstance(event, kind)]
-
-    def notes(self) -> list[str]:
-        return [event.text for event in self.events(NoteAdded)]
-
-    async def up(self) -> str:
-        await until(lambda: bool(self.of(SupervisorUp)) or self.task.done(), "SupervisorUp")
-        assert not self.task.done(), self.told
-        url: str = self.of(SupervisorUp)[0].url
-        return url
-
-    async def command(self, command: Command) -> CommandDone:
-        self._last_id += 1
-        command_id = self._last_id
-        self.supervisor.take(CommandSent(command_id=command_id, command=command))
-
-        def answers() -> list[Any]:
-            return [done for done in self.of(CommandDone) if done.command_id == command_id]
-
-        await until(lambda: bool(answers()), f"answer to {command}")
-        done: CommandDone = answers()[0]
-        return done
-
-    async def logged(self, kind: type[Event], count: int = 1) -> list[Any]:
-        await until(lambda: len(self.events(kind)) >= count, f"{count} x {kind.__name__}")
-        return self.events(kind)
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Run]]:
-    runs: list[Run] = []
-
-    def begin(
-        profile: Profile = PROFILE, worker: str | None = "plain", router: str | None = "plain", load: str = ""
-    ) -> Run:
-        runs.append(Run(tmp_path / f"run{len(runs)}", profile, worker, router, load))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.supervisor.kill_now()
-        await run.task
-        for starting in run.events(WorkerStarting):
-            assert not is_alive(starting.pid)
-
-
-def changed(profile: Profile = PROFILE, **sections: Any) -> Profile:
-    """A profile with some sections' fields replaced: ``cluster={"decode": 2}``."""
-    return msgspec.structs.replace(
-        profile,
-        **{
-            name: msgspec.structs.replace(getattr(profile, name), **fields)
-            for name, fields in sections.items()
-        },
-    )
+from tests.cluster.supervised_run import PROFILE, Run, changed, make_supervisor
+from tests.cluster.supervision import is_alive, namespaces, until, until_now
 
 
 async def test_whole_life_from_first_to_last_event(start: Callable[..., Run]) -> None:
@@ -224,13 +109,14 @@ async def test_links_are_measured_before_ready_and_after_a_change(start: Callabl
     run = start(changed(cluster={"prefill": 2, "decode": 2}))
     await run.up()
     probed = run.events(LinkProbed)
-    assert {(event.from_worker, event.to_worker) for event in probed} == {
-        (f"prefill-{p}", f"decode-{d}") for p in range(2) for d in range(2)
-    }
+    there = {(f"prefill-{p}", f"decode-{d}") for p in range(2) for d in range(2)}
+    ways = [(event.from_worker, event.to_worker) for event in probed]
+    assert set(ways[:4]) == there, "first the way that KV goes"
+    assert set(ways[4:]) == {(decode, prefill) for prefill, decode in there}
     assert probed[0].index < run.events(RunReady)[0].index
     done = await run.command(ChangeLink(bits_per_s=1e10, delay_ms=2.0, cause="test"))
     assert (done.ok, done.message) == (True, "link 10.00 Gb/s, 2 ms one way")
-    await run.logged(LinkProbed, 8)
+    await run.logged(LinkProbed, 16)
     last = run.events(LinkConfigured)[-1]
     assert (last.backend, last.asked_bits_per_s, last.asked_delay_ms) == ("pacing", 1e10, 2.0)
     assert "asked 10.00 Gb/s; this host reached 950.00 Mb/s" in last.limit
@@ -267,10 +153,12 @@ async def test_a_link_gets_its_rho_before_ready_from_the_measured_prefill_rate(
 async def test_a_router_that_comes_back_learns_the_link_that_is(start: Callable[..., Run]) -> None:
     run = start()
     await run.up()
-    assert (await run.command(ChangeLink(bits_per_s=3e9))).ok
-    assert (await run.command(KillWorker(worker_id="router"))).ok
     log = run.dir / "logs/router.log"
-    await until(lambda: log.read_text().count("SetLink(bits_per_s=3000000000.0") == 2, "told both routers")
+    told = "SetLink(bits_per_s=3000000000.0"
+    assert (await run.command(ChangeLink(bits_per_s=3e9))).ok
+    await until(lambda: log.read_text().count(told) == 1, "told the first router")
+    assert (await run.command(KillWorker(worker_id="router"))).ok
+    await until(lambda: log.read_text().count(told) == 2, "told both routers")
 
 
 async def test_a_link_whose_prefill_rate_cannot_be_measured_is_no_start(start: Callable[..., Run]) -> None:
@@ -365,6 +253,56 @@ async def test_hung_worker_is_noticed_killed_and_replaced(start: Callable[..., R
     assert (exited.worker_id, exited.cause) == ("decode-0", "hang")
     await until(lambda: run.notes().count("knows ['prefill-0', 'decode-0']") >= 2, "the new worker listed")
     assert [event.fault for event in run.events(FaultInjected)] == ["hang"]
+
+
+async def test_a_worker_whose_engine_does_not_end_a_step_is_killed_as_hung(start: Callable[..., Run]) -> None:
+    run = start(worker="stuck")
+    exited = (await run.logged(WorkerExited))[0]
+    assert (exited.worker_id, exited.signal, exited.cause) == ("decode-0", signal.SIGKILL, "hang")
+
+
+async def test_a_full_disk_stops_nothing_and_loses_no_event(
+    start: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start()
+    await run.up()
+    said = ""
+
+    def is_stalled() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return "events.jsonl cannot be written: File too large" in said
+
+    with largest_file((run.dir / "events.jsonl").stat().st_size):
+        for number in range(3):
+            assert (await run.command(AddNote(text=f"note {number}"))).ok
+        await until(is_stalled, "the stall")
+        assert (await run.command(AddNote(text="last"))).ok
+        assert "last" not in run.notes()
+    (resumed,) = await run.logged(RunLogResumed)
+    (stalled,) = run.events(RunLogStalled)
+    assert stalled.reason == "File too large"
+    assert 0 < resumed.after_s <= resumed.at - stalled.at + 1e-6
+    assert [t for t in run.notes() if t.startswith(("note", "last"))] == [
+        "note 0",
+        "note 1",
+        "note 2",
+        "last",
+    ]
+    assert [event.index for event in run.events()] == list(range(len(run.events())))
+
+
+async def test_a_log_that_stays_incomplete_is_said_at_the_end(start: Callable[..., Run]) -> None:
+    run = start()
+    await run.up()
+    with largest_file(100):
+        assert (await run.command(StopCluster())).ok
+        assert await run.task == 0
+    (stopped,) = run.of(SupervisorStopped)
+    assert re.search(
+        r"events\.jsonl lacks its last \d+ bytes: File too large; no summary of ", stopped.problem
+    )
+    assert stopped.orphans == 0
 
 
 async def test_port_in_use_refuses_before_any_process(start: Callable[..., Run]) -> None:
@@ -487,7 +425,7 @@ async def test_second_signal_waits_for_nobody(start: Callable[..., Run]) -> None
 PARENT = """
 import os, socket, subprocess, sys, time
 from cluster.control import SupervisorSpec, encode_message
-from tests.cluster.test_supervisor import PROFILE, changed
+from tests.cluster.supervised_run import PROFILE, changed
 profile = changed(PROFILE, link={"backend": "auto"})
 ours, theirs = socket.socketpair()
 subprocess.Popen([sys.executable, "-m", "cluster.supervisor_main", "--fd", str(theirs.fileno())],

@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from cluster.control import StartFailed
 from cluster.cpu_plan import available_cpus
-from cluster.events import WorkerStats
+from cluster.events import HeartbeatMissed, WorkerStats
 from cluster.memory_fit import worker_plan
 from cluster.nursery import Nursery
-from cluster.profile import ClusterSection, EngineSection, ModelSection, Profile
+from cluster.profile import ClusterSection, EngineSection, ModelSection, Profile, SupervisorSection
 from cluster.spawner import ProgramSpawner, Spawner
 from cluster.units import format_bytes
 from engine.model_ids import resolve_model
@@ -114,3 +114,16 @@ async def test_preemptions_are_counted_in_what_a_worker_reports(nursery: Nursery
         await worker.compute(40, 40, 40, 40, max_tokens=200)  # 15 blocks each in the end
         await worker.until(lambda: worker.of(WorkerStats)[-1].held_blocks == 0)
         assert worker.of(WorkerStats)[-1].preemptions > 0
+
+
+async def test_an_engine_that_does_not_end_its_step_is_told_of_while_the_process_answers(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    one_long_step = profile(max_num_batched_tokens=LONG)
+    asked = msgspec.structs.replace(one_long_step, supervisor=SupervisorSection(step_timeout_s=0.1))
+    async with WorkerProcess.run(nursery, asked, CPUS[-1:], tmp_path) as worker:
+        await worker.start(LONG)
+        await worker.until(lambda: bool(worker.of(HeartbeatMissed)))
+        (missed,) = worker.of(HeartbeatMissed)
+        assert (missed.worker_id, missed.part) == ("decode-0", "engine")
+        assert missed.silent_s > 0.1

@@ -11,6 +11,7 @@ from cluster.control import Command, CommandDone
 from cluster.events import Event, encode_event
 from cluster.run_log import EVENTS_FILE, write_events
 from console.app import ConsoleApp
+from console.config import Config
 from console.panels.line_view import LineView
 from tests.console.history import END_S
 
@@ -91,6 +92,8 @@ async def console(
     read_only: bool = False,
     ascii_only: bool = False,
     now: float | Callable[[], float] = END_OF_STORY,
+    owns_cluster: bool = True,
+    config: Config | None = None,
 ) -> AsyncIterator[Console]:
     """The app, headless, with the whole log read and drawn."""
     path = tmp_path / EVENTS_FILE
@@ -103,7 +106,8 @@ async def console(
 
     app = ConsoleApp(
         path, cluster.send, export, "the-run", read_only=read_only, ascii_only=ascii_only,
-        clock=now if callable(now) else lambda: now, refresh_s=3600.0,
+        clock=now if callable(now) else lambda: now, refresh_s=3600.0, owns_cluster=owns_cluster,
+        config=config,
     )  # fmt: skip
     async with app.run_test(size=size, notifications=True) as pilot:
         while not app.feed.caught_up:

@@ -15,6 +15,8 @@ from cluster.control import (
     AnyMessage,
     CommandDone,
     CommandSent,
+    Detach,
+    Detached,
     StartFailed,
     StopCluster,
     SupervisorSpec,
@@ -48,9 +50,14 @@ def main() -> None:
     if behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     send(SupervisorUp(pid=os.getpid(), url="http://127.0.0.1:1"))
+    detached = False
     for line in lines:
         message = decode_message(line)
-        assert isinstance(message, CommandSent)
+        if isinstance(message, Detach) and behaviour != "deaf":
+            detached = True
+            send(Detached())
+        if not isinstance(message, CommandSent):
+            continue
         match message.command:
             case StopCluster() if behaviour == "deaf":
                 pass
@@ -67,7 +74,7 @@ def main() -> None:
                 send(CommandDone(command_id=message.command_id, ok=True, message=f"noted {text}"))
     if behaviour == "deaf":
         time.sleep(60)
-    Path(spec.run_dir, "lifeline").write_text("cut")
+    Path(spec.run_dir, "detached" if detached else "lifeline").write_text("cut")
 
 
 main()

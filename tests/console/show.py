@@ -1,6 +1,6 @@
 """Runs the console over a prepared log in a real terminal: for the terminal tests, and to look at it by hand.
 
-    python -m tests.console.show DIRECTORY [--ascii] [--crash] [--ignore-hangup] [--seconds S]
+    python -m tests.console.show DIRECTORY [--ascii] [--crash] [--replay] [--ignore-hangup] [--seconds S]
 
 Makes DIRECTORY/events.jsonl if it is not there. What the app ended with is the exit code.
 """
@@ -14,6 +14,8 @@ from pathlib import Path
 from cluster.control import Command, CommandDone
 from cluster.run_log import EVENTS_FILE, write_events
 from console.app import ConsoleApp
+from console.replay_app import ReplayApp
+from console.replay_log import ReplayLog
 from console.run_console import run_console
 from tests.console.history import END_S, story
 
@@ -33,6 +35,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--ascii", action="store_true")
     parser.add_argument("--crash", action="store_true")
+    parser.add_argument("--replay", action="store_true", help="as a finished run")
     parser.add_argument("--ignore-hangup", action="store_true", help="as if the signal never came")
     parser.add_argument("--seconds", type=float, default=END_S)
     args = parser.parse_args()
@@ -46,6 +49,10 @@ def main() -> int:
     async def send(command: Command) -> CommandDone:
         return CommandDone(command_id=0, ok=True, message=f"done: {type(command).__name__}")
 
+    if args.replay:
+        return run_console(
+            ReplayApp([ReplayLog(path)], lambda wanted: args.directory / wanted, ["shown-run"])
+        )
     kind = BrokenApp if args.crash else ConsoleApp
     app = kind(
         path, send, lambda wanted: args.directory / f"run.{wanted}", "shown-run", ascii_only=args.ascii

@@ -65,6 +65,7 @@ class Codec(msgspec.Struct, forbid_unknown_fields=True):
     agreement: float
     identical: int
     earliest_divergence: int | None
+    median_divergence: float | None
     first_divergence: list[int | None]
     agreeing: list[int]
 
@@ -155,7 +156,7 @@ def test_figures_come_from_the_samples() -> None:
     assert codec["encode_bytes_per_s"]["median"] == pytest.approx(3e9)
     assert codec["decode_bytes_per_s"]["median"] == pytest.approx(8e9)
     assert (codec["ratio"], codec["agreement"], codec["identical"]) == (0.5, 5 / 8, 1)
-    assert codec["earliest_divergence"] == 2
+    assert (codec["earliest_divergence"], codec["median_divergence"]) == (2, 2.0)
     page = codec_bench_text(document)
     for words in (
         "codecs on KV of synthetic:nano in bfloat16 on core 1",
@@ -164,7 +165,7 @@ def test_figures_come_from_the_samples() -> None:
         "3.00 (2.20 - 3.80)",
         "62.5 %",
         "1 of    2",
-        "token 2",
+        "token 2, token 2",
         "error of int8 by layer",
         "other processes had it 50 % of the time",
     ):

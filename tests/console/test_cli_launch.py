@@ -101,6 +101,31 @@ async def test_without_us_the_supervisor_reads_the_end_of_its_lifeline(tmp_path:
     await client.stop("")
 
 
+async def test_a_detached_supervisor_takes_the_end_of_the_link_for_no_news(tmp_path: Path) -> None:
+    client = await launched(tmp_path, "obey")
+    await client.wait_up()
+    process = psutil.Process(client.pid)
+    assert await client.detach()
+    assert client.detached
+    await asyncio.to_thread(process.wait, 10)
+    assert (tmp_path / "detached").read_text() == "cut"
+    assert not (tmp_path / "stopped").exists()
+
+
+async def test_detach_is_refused_by_one_that_does_not_answer_or_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "STOP_MARGIN_S", 0.1)
+    monkeypatch.setattr(launch, "_LIFELINE_WAIT_S", 0.2)
+    monkeypatch.setattr(launch, "SILENCE_LIMIT_S", 0.2)
+    client = await launched(tmp_path, "deaf")
+    await client.wait_up()
+    assert not await client.detach()
+    await client.stop("")
+    assert not await client.detach()
+    assert not is_running(client.pid)
+
+
 def test_the_spec_s_secret_is_not_in_argv(tmp_path: Path) -> None:
     """Specs travel over the link: a command line can be read by every user of the machine."""
 

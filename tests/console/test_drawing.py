@@ -1,11 +1,13 @@
 """Numbers as text, series and charts: pure functions."""
 
+from pathlib import Path
+
 import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
 from cluster.events import WorkerStats
-from console.actions import ACTIONS, footer_text, readme_key_table
+from console.actions import ACTIONS, LIVE, REPLAY, actions_of, footer_text, help_rows, readme_key_table
 from console.charts import itl_chart, kv_chart, plot_chart, strip_columns, strip_line, ttft_chart
 from console.own_cost import OwnCost
 from console.panels.header import header_lines
@@ -190,8 +192,12 @@ def test_a_worker_says_how_often_it_preempted() -> None:
 
 
 def test_the_action_table_is_whole() -> None:
-    keys = [key for action in ACTIONS for key in action.keys.split(",")]
-    assert len(keys) == len(set(keys))
+    for where in (LIVE, REPLAY):
+        for page in {action.page for action in ACTIONS}:
+            there = [action for action in actions_of(where) if action.page == page and action.keys]
+            keys = [key for action in there for key in action.keys.split(",")]
+            assert len(keys) == len(set(keys)), (where, page)
+    keys = [key for action in actions_of(LIVE) for key in action.keys.split(",")]
     assert len({action.id for action in ACTIONS}) == len(ACTIONS)
     assert {"b", "k", "i", "m", "s", "e", "q", "p", "z", "a", "L", "question_mark", "ctrl+c"} <= set(keys)
     assert not {"ctrl+q", "ctrl+z"} & set(keys)
@@ -205,7 +211,16 @@ def test_the_footer_fits_and_has_the_fixed_keys() -> None:
     assert " b " not in footer_text(160, read_only=True)
 
 
-def test_the_readme_table_has_a_row_per_action() -> None:
-    rows = readme_key_table().splitlines()
-    assert len(rows) == len(ACTIONS) + 2
-    assert "| `q` | Quit: stop the cluster and leave; q again or enter stops (asks stop or stay) |" in rows
+def test_the_readme_has_the_action_tables_keys() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert readme_key_table() in readme  # else: make pictures
+    only_replay = readme_key_table(REPLAY).splitlines()
+    assert len(only_replay) == sum(action.where == REPLAY for action in ACTIONS) + 2
+    assert "| `space` `p` | Play, pause: go on from here, or stop here |" in only_replay
+
+
+@pytest.mark.parametrize("where", [LIVE, REPLAY])
+def test_help_has_a_row_per_action(where: str) -> None:
+    actions = actions_of(where)
+    assert len(help_rows(actions)) == len(actions)
+    assert {action.title for action in actions if not action.page} <= {row[1] for row in help_rows(actions)}

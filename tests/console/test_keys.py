@@ -4,8 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from cluster.control import AddNote, Command, InjectBurst, KillWorker, SetCodec, SetLoad, SetMode
-from cluster.events import CodecChanged, Event, LoadStopped, ModeChanged, ModelDescribed, RunReady, RunStarted
+from cluster.control import (
+    AddNote,
+    AddWorker,
+    ChangeLink,
+    Command,
+    DrainWorker,
+    InjectBurst,
+    InjectLinkFault,
+    KillWorker,
+    RemoveWorker,
+    RestartWorker,
+    ResumeWorker,
+    SetCodec,
+    SetLoad,
+    SetMode,
+    SetRole,
+)
+from cluster.events import (
+    CodecChanged,
+    Event,
+    FaultInjected,
+    LoadStopped,
+    ModeChanged,
+    ModelDescribed,
+    RunReady,
+    RunStarted,
+    WorkerDraining,
+    WorkerExited,
+)
+from console.actions import ACTIONS, REPLAY
+from console.panels.events import EventsPanel
 from console.screens.dialog import QuitDialog
 from console.screens.main import MainScreen
 from console.screens.request_detail import detail_lines
@@ -18,15 +47,29 @@ def events() -> list[Event]:
     return story()
 
 
+K, L, R, D, PALETTE = (
+    "operator, key k", "operator, key l", "operator, key R", "operator, key D", "operator, palette",
+)  # fmt: skip
 SENDS: list[tuple[str, Command]] = [
     ("b", InjectBurst(prompts=2, prompt_tokens=8000, cause="operator, key b")),
+    ("B 3 enter", InjectBurst(prompts=3, prompt_tokens=8000, cause="operator, key b")),
     ("i", SetCodec(codec="int8", cause="operator, key i")),
     ("m", SetMode(mode="colocated", cause="operator, key m")),
     ("s", SetLoad(name="", cause="operator, key s")),
-    ("k k", KillWorker(worker_id="prefill-0", signal="KILL", cause="operator, key k")),
-    ("k t", KillWorker(worker_id="prefill-0", signal="TERM", cause="operator, key k")),
-    ("k up s", KillWorker(worker_id="router", signal="STOP", cause="operator, key k")),
-    ("k down enter", KillWorker(worker_id="decode-0", signal="KILL", cause="operator, key k")),
+    ("k k", KillWorker(worker_id="prefill-0", signal="KILL", cause=K)),
+    ("k t", KillWorker(worker_id="prefill-0", signal="TERM", cause=K)),
+    ("k up right s", KillWorker(worker_id="router", signal="STOP", seconds=5.0, cause=K)),
+    ("k c", KillWorker(worker_id="prefill-0", signal="CONT", cause=K)),
+    ("k down enter", KillWorker(worker_id="decode-0", signal="KILL", cause=K)),
+    ("l l", InjectLinkFault(worker_id="prefill-0", kind="cut", seconds=2.0, cause=L)),
+    ("l left o", InjectLinkFault(worker_id="prefill-0", kind="corrupt", seconds=1.0, cause=L)),
+    ("l a", InjectLinkFault(worker_id="prefill-0", kind="stall", seconds=2.0, cause=L)),
+    ("l end l", ChangeLink(bits_per_s=1e9, delay_ms=20.05, seconds=2.0, cause=L)),
+    ("l end r enter", ChangeLink(bits_per_s=1e10, delay_ms=0.05, cause=L)),
+    ("R R", RestartWorker(worker_id="prefill-0", cause=R)),
+    ("R n", RestartWorker(worker_id="prefill-0", drain_s=0.0, cause=R)),
+    ("D D", DrainWorker(worker_id="prefill-0", cause=D)),
+    ("1 down down D D", DrainWorker(worker_id="decode-0", cause=D)),
     ("a h i enter", AddNote(text="hi")),
 ]
 
@@ -57,7 +100,7 @@ async def test_toggles_follow_what_the_log_says(tmp_path: Path, events: list[Eve
         assert [type(command) for command in shown.cluster.commands] == [SetMode, SetCodec, SetLoad]
         mode, codec, load = shown.cluster.commands
         assert (mode, codec) == (
-            SetMode(mode="disagg", cause="operator, key m"), SetCodec(codec="raw", cause="operator, key i"),
+            SetMode(mode="disagg", cause="operator, key m"), SetCodec(codec="lossless", cause="operator, key i"),
         )  # fmt: skip
         assert load == SetLoad(name="steady", cause="operator, key s")
 
@@ -90,7 +133,7 @@ async def test_read_only_sends_nothing_and_says_so(tmp_path: Path, events: list[
         await shown.press("b", "i", "m", "s", "k", "a")
         assert isinstance(shown.app.screen, MainScreen)
         assert shown.cluster.commands == []
-        await shown.wait_for("Kill a process: this console is read-only")
+        await shown.wait_for("Break a process: this console is read-only")
 
 
 async def test_the_picker_shows_every_process(tmp_path: Path, events: list[Event]) -> None:
@@ -118,10 +161,10 @@ async def test_help_lists_every_key(tmp_path: Path, events: list[Event]) -> None
         await shown.press("question_mark")
         for word in (
             "Burst",
-            "Kill a process",
-            "INT8 on/off",
+            "Break a process",
+            "Codec",
             "Mode",
-            "Steady load",
+            "Load on/off",
             "Export",
             "Quit",
             "Marks",
@@ -137,13 +180,13 @@ async def test_the_palette_runs_an_action(tmp_path: Path, events: list[Event]) -
         await shown.pilot.press("ctrl+p")
         await shown.pilot.press("escape")
         await shown.pilot.press("colon")
-        await shown.pilot.press(*"INT8")
-        while "INT8 on/off  (i)" not in shown.text:
+        await shown.pilot.press(*"Mode")
+        while "Mode  (m)" not in shown.text:
             await shown.pilot.pause(0.02)
         await shown.pilot.press("down", "enter")
         while not shown.cluster.commands:
             await shown.pilot.pause(0.02)
-        assert shown.cluster.commands == [SetCodec(codec="int8", cause="operator, key i")]
+        assert shown.cluster.commands == [SetMode(mode="colocated", cause="operator, key m")]
 
 
 async def test_pause_freezes_the_view_and_catches_up(tmp_path: Path, events: list[Event]) -> None:
@@ -246,18 +289,55 @@ async def test_logs_follow_their_file(tmp_path: Path, events: list[Event]) -> No
     (logs / "decode-0.log").write_text("")
     (logs / "prefill-0.log").write_text("old line\n\x1b[31mred [/x]\n")
     async with console(tmp_path, events) as shown:
-        await shown.press("L")
-        while "[prefill-0]" not in shown.text:
-            await shown.press("right")
+        await shown.press("1", "down", "L")
+        assert "output 2 lines  following" in shown.text
         assert "?[31mred [/x]" in shown.text
         with (logs / "prefill-0.log").open("a") as file:
             file.writelines(f"line {number}\n" for number in range(100))
         await shown.settle()
         assert "line 99" in shown.text
+        await shown.press("slash", *"line 5", "enter")
+        assert "output 102 lines  /line 5 11" in shown.text
+        first = shown.text
+        await shown.press("n")
+        assert shown.text != first
+        assert "s follows" in shown.text
+        await shown.press("N")
+        assert shown.text == first
+        await shown.press("s")
+        assert "line 99" in shown.text
+        await shown.press("t", *"0:30", "enter")
+        assert "events 7 lines" in shown.text  # only what the run's log says has times
+        assert "00:30.0 prefill-0 EXITED signal 9" in shown.text
         await shown.press("right")
-        assert "has no lines yet" in shown.page()
+        assert "decode-0 READY" in shown.text
+        await shown.press("o", "w")
+        assert "has no lines yet" in shown.text
         await shown.press("escape")
         assert isinstance(shown.app.screen, MainScreen)
+
+
+async def test_a_process_has_a_page(tmp_path: Path, events: list[Event]) -> None:
+    async with console(tmp_path, events, (120, 40)) as shown:
+        await shown.press("1", "down", "enter")
+        for text in (
+            "* busy", "pid 4399", "restarts 1", "held 512 of 2,048", "stranded 0", "as prefill: least queued (0)",
+            "prefill-0 EXITED signal 9 (operator)", "2,961 tok/s in its last prompt-only steps",
+        ):  # fmt: skip
+            assert text in shown.text
+        await shown.press("left")
+        assert "in flight" in shown.text  # the router's page
+        await shown.press("q")
+        await shown.press("4")
+        while not (
+            entry := shown.app.screen.query_one(EventsPanel).entry(
+                shown.app.screen.query_one(EventsPanel).key
+            )
+        ):
+            await shown.pilot.pause()
+        await shown.press("enter")
+        assert entry.worker_id
+        assert "state       " in shown.text
 
 
 async def test_screenshot(tmp_path: Path, events: list[Event]) -> None:
@@ -285,10 +365,38 @@ async def test_quit_asks_and_stops(tmp_path: Path, events: list[Event], keys: li
 
 async def test_quit_can_be_taken_back(tmp_path: Path, events: list[Event]) -> None:
     async with console(tmp_path, events) as shown:
-        for stay in ("s", "escape", "n"):
+        for stay in ("s", "escape", "n", "enter"):
             await shown.press("q", stay)
             assert isinstance(shown.app.screen, MainScreen)
             assert not await ended(shown)
+
+
+async def test_quit_can_leave_the_cluster_to_itself(tmp_path: Path, events: list[Event]) -> None:
+    async with console(tmp_path, events) as shown:
+        await shown.press("q")
+        await shown.pilot.press("d")
+        assert await ended(shown)
+        assert (shown.app.quit_choice, shown.app.return_code) == ("detach", 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "choice"),
+    [
+        (["q", "enter"], "detach"),
+        (["q", "q"], "detach"),
+        (["q", "x"], "stop"),
+        (["ctrl+c", "ctrl+c"], "detach"),
+    ],
+)
+async def test_an_attached_console_stops_the_cluster_only_when_told_to(
+    tmp_path: Path, events: list[Event], keys: list[str], choice: str
+) -> None:
+    async with console(tmp_path, events, owns_cluster=False) as shown:
+        await shown.press(keys[0])
+        assert isinstance(shown.app.screen, QuitDialog)
+        await shown.pilot.press(keys[1])
+        assert await ended(shown)
+        assert (shown.app.quit_choice, shown.app.return_code) == (choice, 0)
 
 
 async def test_ctrl_c_works_in_every_dialog(tmp_path: Path, events: list[Event]) -> None:
@@ -299,8 +407,126 @@ async def test_ctrl_c_works_in_every_dialog(tmp_path: Path, events: list[Event])
 
 async def test_other_keys_do_nothing_dangerous(tmp_path: Path, events: list[Event]) -> None:
     async with console(tmp_path, events) as shown:
-        for key in ("ctrl+q", "ctrl+z", "x", "K", "B"):
+        for key in ("ctrl+q", "ctrl+z", "K", "j", "G"):
             await shown.pilot.press(key)
             assert not await ended(shown)
         assert isinstance(shown.app.screen, MainScreen)
         assert shown.cluster.commands == []
+
+
+async def test_what_was_broken_is_healed(tmp_path: Path, events: list[Event]) -> None:
+    hang = FaultInjected(at=1039.5, fault="hang", target="decode-0", cause="test", seconds=30.0)
+    async with console(tmp_path, events) as shown:
+        await shown.press("x")
+        await shown.wait_for("nothing to heal")
+        assert shown.cluster.commands == []
+        await shown.append([hang])
+        cut = FaultInjected(at=1039.6, fault="cut", target="prefill-0", cause="test", seconds=9.0)
+        await shown.append([cut])
+        await shown.press("5")
+        assert "! broken now: hang decode-0" in shown.text
+        await shown.press("x")
+        assert shown.cluster.commands == [
+            KillWorker(worker_id="decode-0", signal="CONT", cause="operator, key x")
+        ]
+        await shown.wait_for("cut prefill-0 ends by itself in 9 s")
+
+
+async def test_a_drain_ends_by_the_same_key(tmp_path: Path, events: list[Event]) -> None:
+    draining = WorkerDraining(at=1039.9, worker_id="prefill-0", reason="drain", cause="test")
+    async with console(tmp_path, [*events, draining]) as shown:
+        assert "prefill-0  ~ draining" in shown.text
+        await shown.press("D", "D")
+        assert shown.cluster.commands == [ResumeWorker(worker_id="prefill-0", cause=D)]
+
+
+PALETTE_SENDS: list[tuple[str, str, Command]] = [
+    ("Codec auto", "", SetCodec(codec="auto", cause=PALETTE)),
+    ("Start a load", "mixed", SetLoad(name="mixed", cause=PALETTE)),
+    ("Add a prefill worker", "", AddWorker(role="prefill", cause=PALETTE)),
+    ("Add a decode worker", "", AddWorker(role="decode", cause=PALETTE)),
+]
+
+
+async def test_actions_of_the_palette_alone(tmp_path: Path, events: list[Event]) -> None:
+    async with console(tmp_path, events) as shown:
+        runs = {action.title.rstrip("."): action.run for action in ACTIONS if not action.keys}
+        for title, typed, command in PALETTE_SENDS:
+            await shown.app.run_action(runs[title])
+            await shown.settle()
+            if typed:
+                await shown.press(*typed, "enter")
+            await shown.settle()
+            assert shown.cluster.commands[-1:] == [command]
+        await shown.app.run_action(runs["Switch the role of a worker"])
+        await shown.settle()
+        await shown.press("b")
+        assert shown.cluster.commands[-1] == SetRole(worker_id="prefill-0", role="both", cause=PALETTE)
+        await shown.app.run_action(runs["Remove a worker"])
+        await shown.settle()
+        await shown.press("enter")
+        assert shown.cluster.commands[-1] == RemoveWorker(worker_id="prefill-0", cause=PALETTE)
+        await shown.app.run_action(runs["Show the last fallback"])
+        await shown.settle()
+        assert "FALLBACK on decode-0: prefill_died" in shown.page()
+
+
+async def test_copies(tmp_path: Path, events: list[Event]) -> None:
+    async with console(tmp_path, events) as shown:
+        await shown.press("y")
+        assert shown.app.clipboard == "rd0000012345"
+        await shown.press("1", "down", "y")
+        assert shown.app.clipboard == "prefill-0"
+        await shown.press("k", "y", "escape")
+        assert shown.app.clipboard == "kill -KILL 4399"
+        await shown.app.run_action("copy_curl")
+        assert shown.app.clipboard.startswith("curl -N http://127.0.0.1:8765/v1/completions -d ")
+
+
+async def test_a_number_that_cannot_be_is_not_taken(tmp_path: Path, events: list[Event]) -> None:
+    async with console(tmp_path, events) as shown:
+        await shown.press("B", *" x", "enter")
+        assert "is not a burst; allowed" in shown.text
+        await shown.press("escape", "l", "end", "r", *"1gbit zz", "enter")
+        assert "'zz' is not a delay; allowed: 0 to 10000 ms" in shown.text
+        assert shown.cluster.commands == []
+
+
+async def test_tab_goes_round_the_panels(tmp_path: Path, events: list[Event]) -> None:
+    async with console(tmp_path, events) as shown:
+        seen = []
+        for _ in range(5):
+            await shown.press("tab")
+            assert shown.app.screen.focused is not None
+            seen.append(shown.app.screen.focused.id)
+        assert seen == ["strips", "events", "verdict", "workers", "requests-table"]
+        await shown.press("shift+tab")
+        assert shown.app.screen.focused.id == "workers"
+
+
+def test_every_action_is_tried() -> None:
+    """Each row of the table that a live console has is pressed or run by a test of this file, or named here."""
+    tried = {keys.split()[0] for keys, _ in SENDS}
+    elsewhere = {
+        "help", "heal", "drill", "export", "pause", "logs", "zoom", "filter", "feed", "sort-next", "sort-back",
+        "sort-invert", "copy", "panel-1", "panel-2", "panel-3", "panel-4", "panel-5", "panel-next", "panel-back",
+        "back", "palette", "screenshot", "quit", "interrupt", "handoff",
+        "codec-auto", "load-ask", "role", "add-prefill", "add-decode", "remove", "last-fallback", "curl", "run-dir",
+    }  # fmt: skip
+    missing = [
+        action.id
+        for action in ACTIONS
+        if action.where != REPLAY
+        and not action.page
+        and action.keys not in tried
+        and action.id not in elsewhere
+    ]
+    assert missing == []
+
+
+async def test_a_dead_process_has_no_pid_to_kill(tmp_path: Path, events: list[Event]) -> None:
+    gone = WorkerExited(at=1039.9, worker_id="prefill-0", role="prefill", pid=4399, signal=9, cause="crash")
+    async with console(tmp_path, [*events, gone]) as shown:
+        await shown.press("k")
+        assert "prefill-0 is not running: it has no pid now" in shown.text
+        assert "4399" not in shown.text.partition("KILL")[2]

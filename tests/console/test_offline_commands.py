@@ -112,7 +112,7 @@ def test_run_that_crashed_is_summarized_from_its_log(home: Path, capsys: pytest.
 
 @pytest.mark.parametrize(
     "line",
-    [["runs", "show", "nope"], ["export", "nope"], ["runs"], ["export", "latest", "--format", "parquet"]],
+    [["runs", "show", "nope"], ["export", "nope"], ["runs"], ["export", "latest", "--format", "xml"]],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
     home: Path, capsys: pytest.CaptureFixture[str], line: list[str]

@@ -91,7 +91,7 @@ async def test_too_small_says_what_it_needs_and_has(tmp_path, events) -> None:  
         assert "pdconsole needs 80x24; this terminal is 60x20" in shown.text
         assert "q quit" in shown.text
         await shown.press("q")
-        assert "Stop the cluster" in shown.text
+        assert "Stop the cluster?" in shown.text
 
 
 async def test_resizing_changes_the_layout_and_back(tmp_path, events) -> None:  # type: ignore[no-untyped-def]
@@ -112,10 +112,13 @@ async def test_ascii_mode_draws_nothing_else(tmp_path, events) -> None:  # type:
         shown.app.tell("a toast")
         await shown.wait_for("a toast")
         await shown.pilot.resize_terminal(80, 24)
-        for key in ("question_mark", "k", "q", "enter", "a", "e"):
+        for key in ("question_mark", "k", "l", "B", "q", "enter", "a", "e", "L", "slash", "5"):
             await shown.press(key)
             assert {c for c in shown.text if not c.isascii()} == set()
             await shown.press("escape")
+        await shown.press("1", "down", "enter")
+        assert "held 512 of 2,048 [####" in shown.text
+        assert {c for c in shown.text if not c.isascii()} == set()
 
 
 async def test_states_are_words_without_colour(tmp_path, events, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -165,7 +168,7 @@ async def test_a_long_backlog_is_read_in_slices(tmp_path) -> None:  # type: igno
         assert shown.app.screen.query_one(DataTable).row_count <= 200
         assert "done  2000" in shown.lines[1]
         await shown.press("question_mark")
-        assert "Kill a process" in shown.text
+        assert "Break a process" in shown.text
 
 
 async def test_other_tasks_run_between_two_slices(tmp_path) -> None:  # type: ignore[no-untyped-def]

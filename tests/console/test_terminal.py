@@ -170,6 +170,15 @@ def test_a_terminal_that_takes_nothing_does_not_stop_the_console(shown: Shown) -
     assert shown.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("shown", [("--replay",)], indirect=True)
+def test_a_replay_gives_the_terminal_back(shown: Shown) -> None:
+    shown.read_until(ENTERED, b"PAUSED")
+    shown.type(b"q")
+    assert shown.wait() == 0
+    assert shown.restored
+    assert shown.afterwards == ""
+
+
 def test_is_terminal_needs_all_three(tmp_path: Path) -> None:
     assert not is_terminal() or sys.__stdin__ is not None
     code = "from console.tty import is_terminal; import sys; sys.exit(is_terminal())"

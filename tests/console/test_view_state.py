@@ -22,17 +22,27 @@ from cluster.events import (
     RequestMigrated,
     RequestRejected,
     RequestRetried,
+    RoleChanged,
     RunStopped,
+    TextDelivered,
     TokensDelivered,
+    TransferCompleted,
+    TransferProgressed,
+    WorkerDrained,
+    WorkerDraining,
     WorkerExited,
     WorkerReady,
+    WorkerRemoved,
+    WorkerResumed,
     WorkerStarting,
     WorkerStats,
 )
 from cluster.request_filter import RequestEvent
 from console.feed_text import FAULTS, NOTABLE, REQUESTS, TRANSFERS, feed_line
+from console.held_blocks import Holder, WorkerBlocks
 from console.own_cost import OwnCost
 from console.panels.header import header_lines
+from console.panels.worker_facts import fact_lines
 from console.panels.workers import worker_lines
 from console.request_book import KEPT_DONE
 from console.request_view import TTFT_PARTS
@@ -234,7 +244,12 @@ def test_a_tuned_link_is_a_line_and_stands_beside_rho() -> None:
     )
     assert f"rho {fit(format_ratio(state.rho), 4)}/0.65" in wide
     assert f"rho {format_ratio(state.rho)} (a100-7b@10gbe: 0.65)" in panel
-    assert "/0.65" not in header_lines(fold(*start(), *stats(1010.0)), 1010.0, 160, OwnCost()).plain
+    narrow = header_lines(state, 1010.0, 80, OwnCost()).plain.split("\n")
+    assert f"rho {fit(format_ratio(state.rho), 4)}/0.65 | " in narrow[0]
+    assert [len(line) for line in narrow] == [80, 80]
+    untuned = fold(*start(), *stats(1010.0))
+    for width in (80, 160):
+        assert "/0.65" not in header_lines(untuned, 1010.0, width, OwnCost()).plain
 
 
 def test_a_link_that_is_changed_stands_for_no_target() -> None:
@@ -397,3 +412,88 @@ def test_picks_keep_their_reasons() -> None:
         ),
     )  # fmt: skip
     assert state.picks[-1].decode_reason == "most free blocks (9)"
+
+
+def test_a_transfers_progress_is_told_while_it_lasts() -> None:
+    events = request("r1", 1010.0, prompt_tokens=8000)
+    begun = [event for event in events if not isinstance(event, TransferCompleted) and event.at < 1012.8]
+    state = fold(*start(), *begun)
+    state.fold(TransferProgressed(at=1012.8, request_id="r1", attempt=1, sent_bytes=12 * 2**20))
+    (line,) = [
+        line.plain for line in worker_lines(state, 1012.9, 98, 20, ascii_mode=True) if "`->" in line.plain
+    ]
+    assert "12.0/23.4 MiB [####....] raw r1" in line
+
+
+def test_a_drain_shows_and_ends() -> None:
+    state = fold(*start(), WorkerDraining(at=1010.0, worker_id="prefill-0", reason="drain"))
+    worker = state.topology.workers["prefill-0"]
+    assert worker.word == ("~", "draining")
+    state.fold(WorkerDrained(at=1011.0, worker_id="prefill-0", after_s=1.0))
+    assert worker.word == ("~", "drained")
+    state.fold(WorkerResumed(at=1012.0, worker_id="prefill-0"))
+    assert worker.word == ("*", "ready")
+    state.fold(RoleChanged(at=1013.0, worker_id="prefill-0", from_role="prefill", role="both"))
+    assert [w.role for w in state.topology.by_role()] == ["router", "both", "decode"]
+    state.fold(WorkerRemoved(at=1014.0, worker_id="prefill-0"))
+    assert "prefill-0" not in state.topology.workers
+    assert [text for _, text, _ in worker.story][2:4] == [
+        "prefill-0 DRAINING: no new requests", "prefill-0 drained in 1.0 s: nothing is left on it",
+    ]  # fmt: skip
+
+
+def test_throughput_is_what_changed_between_two_samples() -> None:
+    def sample(at: float, prefill: int, decode: int, busy_s: float) -> WorkerStats:
+        return WorkerStats(
+            at=at,
+            worker_id="decode-0",
+            role="decode",
+            prefill_tokens=prefill,
+            decode_tokens=decode,
+            busy_s=busy_s,
+        )
+
+    state = fold(
+        *start(), sample(1010.0, 0, 100, 1.0), sample(1010.5, 0, 150, 1.4), sample(1011.0, 512, 150, 1.9)
+    )
+    rates = state.topology.workers["decode-0"].rates
+    assert [(rate.prefill_tokens_per_s, rate.decode_tokens_per_s) for rate in rates] == [
+        (0.0, 100.0),
+        (1024.0, 0.0),
+    ]
+    assert [rate.busy_share for rate in rates] == [pytest.approx(0.8), pytest.approx(1.0)]
+    text = "\n".join(
+        line.plain
+        for line in fact_lines(
+            state, state.topology.workers["decode-0"], WorkerBlocks("decode-0", (
+                Holder("r213abcdef", 1, "running", 500, 4.2, "decode", "prefill-0", True),
+                Holder("r214abcdef", 2, "running", 3, 60.0, "", "", False),
+            )), 1011.0, 100, ascii_mode=True,
+        )
+    )  # fmt: skip
+    assert "prefill        1,024 tok/s     |" in text
+    assert "r213abc    1 running        500   4.20 s  decode   prefill-0" in text
+    assert "r214abc    2 running          3   60.0 s  STRANDED -  no longer wanted: being freed" in text
+
+
+def test_text_is_shown_where_the_log_has_it() -> None:
+    state = fold(*start(), *request("r1", 1010.0))
+    shown = state.requests.get("r1")
+    assert shown is not None
+    page = "\n".join(line.plain for line in detail_lines(state, shown, 1020.0, 78))
+    assert "text     not in the log; up --set router.log_text=true keeps it there" in page
+    state.fold(TextDelivered(at=1021.0, request_id="r1", text="    return [", prompt="def read(p):\n"))
+    state.fold(TextDelivered(at=1021.1, request_id="r1", text="x]\n\x1b[31m", prompt=""))
+    page = "\n".join(line.plain for line in detail_lines(state, shown, 1022.0, 78))
+    assert "prompt (13 characters)\n  def read(p):" in page
+    assert "    return [x]\n  ?[31m" in page
+
+
+def test_the_gaps_of_an_ended_request_keep_their_shape() -> None:
+    events = request("r1", 1010.0, output_tokens=400, gap_ms=10.0)
+    live = fold(*start(), *events[:-1]).requests.get("r1")
+    ended = fold(*start(), *events).requests.get("r1")
+    assert live is not None
+    assert ended is not None
+    assert ended.gap_columns(60) == [max(live.gap_columns(120)[i : i + 2]) for i in range(0, 120, 2)]
+    assert len(ended.gap_columns(1000)) == 120

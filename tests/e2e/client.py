@@ -52,8 +52,14 @@ class Client:
 
     def command(self, tagged: dict[str, Any]) -> httpx2.Response:
         """An operator command with the run's token."""
-        token = self._token_path.read_text().strip()
-        return self._http.post("/admin/command", json=tagged, headers={"Authorization": f"Bearer {token}"})
+        return self._http.post("/admin/command", json=tagged, headers=self._operator())
+
+    def admin(self, path: str) -> httpx2.Response:
+        """What only the operator may read."""
+        return self._http.get(path, headers=self._operator())
+
+    def _operator(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token_path.read_text().strip()}"}
 
 
 class Answer:

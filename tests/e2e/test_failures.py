@@ -1,6 +1,7 @@
 """Real processes, real signals: what the client sees is time, and afterwards nothing is held."""
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -16,6 +17,7 @@ from cluster.events import (
     HeartbeatMissed,
     PeerRefused,
     PrefillProgressed,
+    PrefillStarted,
     RequestArrived,
     RequestCancelled,
     RequestDispatched,
@@ -23,6 +25,7 @@ from cluster.events import (
     RequestMigrated,
     RequestRetried,
     TokensDelivered,
+    TransferStarted,
     WorkerExited,
     WorkerReady,
     WorkerStats,
@@ -154,15 +157,106 @@ def test_router_killed_comes_back_on_its_port_and_nothing_is_held(running_cluste
         assert client.complete("abc") == before
 
 
-def test_client_that_leaves_stops_the_work(running_cluster: Start) -> None:
-    cluster = running_cluster(*SLOW_PREFILL).wait_ready()
+def test_a_hurt_link_costs_a_fallback_with_its_reason_and_no_token(running_cluster: Start) -> None:
+    cluster = running_cluster(
+        "--set", "kv.stall_timeout_s=1", "--set", "engine.prefix_caching=false"
+    ).wait_ready()
+    reasons = {
+        "corrupt": {"transfer_checksum"},
+        "cut": {"transfer_peer_closed", "transfer_truncated"},
+        "stall": {"transfer_timeout"},
+    }
     with Client(cluster) as client:
+        expected = client.complete(LONG[:600])
+        for kind, allowed in reasons.items():
+            since = len(cluster.events())
+            seconds = 4 if kind == "stall" else 0
+            fault = {"msg": "inject_link_fault", "worker_id": "prefill-0", "kind": kind, "seconds": seconds}
+            assert client.command(fault).json()["ok"]
+            assert client.complete(LONG[:600]) == expected
+            fell = cluster.wait_for(FellBack, lambda e, s=since: e.index >= s)  # type: ignore[misc]
+            assert fell.reason in allowed
+            finished = cluster.wait_for(RequestFinished, lambda e, i=fell.request_id: e.request_id == i)  # type: ignore[misc]
+            assert nothing_held(cluster, finished.at)
+    assert not [e for e in cluster.events() if isinstance(e, WorkerExited)]
+
+
+def test_a_hung_decode_worker_and_a_hung_router_are_replaced(running_cluster: Start) -> None:
+    cluster = running_cluster("--set", "supervisor.heartbeat_timeout_s=1").wait_ready()
+    fields = {"max_tokens": 600, "temperature": 1.0, "seed": 3}
+    with Client(cluster) as client:
+        expected = client.complete("abc", **fields)
         since = len(cluster.events())
-        with pytest.raises(httpx2.ReadTimeout), httpx2.Client(trust_env=False, timeout=0.4) as hasty:
-            hasty.post(cluster.url + "/v1/completions", json=completion(LONG, max_tokens=100))
-        left = cluster.wait_for(RequestCancelled, lambda e: e.index >= since)
-        assert nothing_held(cluster, left.at)
+        answer = client.background("abc", **fields)
+        cluster.wait_for(TokensDelivered, lambda e: e.index >= since)
+        os.kill(pid_of(cluster, "decode-0"), signal.SIGSTOP)
+        assert answer.text() == expected
+        assert cluster.wait_for(RequestMigrated).from_worker == "decode-0"
+        since = len(cluster.events())
+        broken = client.background("abc", max_tokens=4000)
+        cluster.wait_for(RequestArrived, lambda e: e.index >= since and e.label == "client")
+        os.kill(pid_of(cluster, "router"), signal.SIGSTOP)
+        with pytest.raises((httpx2.HTTPError, AssertionError)):
+            broken.text()
+        ready = cluster.wait_for(WorkerReady, lambda e: e.index >= since and e.worker_id == "router")
+        assert nothing_held(cluster, ready.at)
+        assert client.complete("abc", **fields) == expected  # it may wait, it is not turned away
+    hung = [e.worker_id for e in cluster.events() if isinstance(e, WorkerExited) and e.cause == "hang"]
+    assert hung == ["decode-0", "router"]
+
+
+class LeavingClient:
+    """Sends one streamed completion and reads nothing; ``leave`` closes the connection."""
+
+    def __init__(self, cluster: RunningCluster, body: dict[str, object]) -> None:
+        host, _, port = cluster.url.removeprefix("http://").partition(":")
+        self._socket = socket.create_connection((host, int(port)))
+        content = json.dumps({**body, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        self._socket.sendall(head.encode() + content)
+
+    def leave(self) -> None:
+        self._socket.close()
+
+
+def test_a_client_that_leaves_stops_the_work_in_every_phase(running_cluster: Start) -> None:
+    """One request at a time on the decode worker, and a link on which its KV takes a second or so."""
+    cluster = running_cluster(
+        *SLOW_PREFILL,
+        *("--set", "engine.max_num_seqs=1", "--set", "kv.delivery=bulk"),
+        *("--link-backend", "pacing", "--set", "link.bandwidth=8mbit", "--set", "link.probe=false"),
+    ).wait_ready()
+    long = completion(LONG[:2000], max_tokens=5000)
+    with Client(cluster) as client:
+
+        def held_blocks() -> int:
+            held: int = client.admin("/admin/blocks").json()["held_blocks"]
+            return held
+
+        for phase, sign in (
+            ("prefill", PrefillStarted),
+            ("transfer", TransferStarted),
+            ("decode", DecodeAdmitted),
+        ):
+            since = len(cluster.events())
+            leaving = LeavingClient(cluster, long)
+            begun = cluster.wait_for(sign, lambda e, s=since: e.index >= s)
+            if phase == "decode":
+                since = len(cluster.events())
+                waiting = LeavingClient(cluster, long)
+                arrived = cluster.wait_for(RequestArrived, lambda e, s=since: e.index >= s)  # type: ignore[misc]
+                waiting.leave()
+                left = cluster.wait_for(RequestCancelled, lambda e, i=arrived.request_id: e.request_id == i)  # type: ignore[misc]
+                assert left.phase == "queued"
+                assert held_blocks() > 0, "the one that runs goes on"
+            leaving.leave()
+            left = cluster.wait_for(RequestCancelled, lambda e, i=begun.request_id: e.request_id == i)  # type: ignore[misc]
+            assert (left.phase, left.reason) == (phase, "client_gone")
+            while held_blocks():
+                pass
         assert client.complete("abc")
+    stranded = [e for e in cluster.events() if isinstance(e, WorkerStats) and e.stranded_blocks]
+    assert stranded == []
 
 
 def test_garbage_and_a_wrong_secret_on_the_ports_disturb_nobody(running_cluster: Start) -> None:

@@ -15,8 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.events import RunReady, RunStopped
-from tests.e2e.conftest import PDCONSOLE, POLL_S, ROOT, RunningCluster, processes_of, wait_until_none
+from cluster.events import CodecChanged, RunReady, RunStopped
+from cluster.run_dir import is_alive
+from tests.e2e.conftest import (
+    PDCONSOLE,
+    POLL_S,
+    ROOT,
+    RunningCluster,
+    processes_of,
+    run_pdconsole,
+    wait_until_none,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -26,14 +35,14 @@ ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?2
 class Terminal:
     """A pseudo terminal of 80x24 with the command in it; everything that was drawn is kept."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, *command: str) -> None:
         self.screen = b""
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.before = termios.tcgetattr(slave)
         self.slave = slave
         self.process = subprocess.Popen(
-            [*PDCONSOLE, "up", "--port", "0", "--model", "synthetic:nano", "--run-dir", str(run_dir)],
+            [*PDCONSOLE, *command],
             cwd=ROOT,
             stdin=slave,
             stdout=slave,
@@ -83,7 +92,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def terminal(pdconsole_home: Path, run_dir: Path) -> Iterator[Terminal]:
-    made = Terminal(run_dir)
+    made = Terminal("up", "--port", "0", "--model", "synthetic:nano", "--run-dir", str(run_dir))
     yield made
     made.close()
 
@@ -104,7 +113,7 @@ def test_q_stops_the_cluster_and_gives_the_terminal_back(
     terminal.wait_text("prefill-0")
     assert ENTER_SCREEN in terminal.text
     terminal.type("q")
-    terminal.wait_text("Stop the cluster")
+    terminal.wait_text("stop the cluster")
     terminal.type("q")
     assert terminal.process.wait(30.0) == 0
     assert [event.orphans for event in cluster.events() if isinstance(event, RunStopped)] == [0]
@@ -142,4 +151,43 @@ def test_a_supervisor_that_dies_closes_the_console_and_is_told(
     assert terminal.process.wait(30.0) == 1
     assert "pdconsole: error: the supervisor ended unexpectedly (signal 9)" in terminal.text
     assert terminal.text.rindex("pdconsole: error") > terminal.text.rindex(LEAVE_SCREEN)
+    assert wait_until_none(lambda: processes_of(pdconsole_home)) == []
+
+
+def test_a_detached_cluster_outlives_its_consoles_which_agree(
+    terminal: Terminal, cluster: RunningCluster, run_dir: Path, pdconsole_home: Path
+) -> None:
+    second = Terminal("attach", str(run_dir))
+    try:
+        second.wait_text("prefill-0")
+        terminal.type("m")
+        second.wait_text("mode is now colocated (operator, key m)")
+        second.type("i")
+        changed = cluster.wait_for(CodecChanged)
+        terminal.wait_text(f"codec is now {changed.codec} (operator, key i)")
+        terminal.type("q")
+        terminal.wait_text("detach")
+        terminal.type("d")
+        assert terminal.process.wait(30.0) == 0
+        assert f"pdconsole stop {run_dir}" in terminal.text
+        second.wait_text("the console detached")
+        second.process.kill()
+        second.process.wait(30.0)
+    finally:
+        second.close()
+    third = Terminal("attach", str(run_dir))
+    try:
+        third.wait_text("prefill-0")
+        third.type("q")
+        third.wait_text("the cluster goes on")
+        third.type("\r")
+        assert third.process.wait(30.0) == 0
+        assert third.text.rindex(LEAVE_SCREEN) > third.text.rindex(ENTER_SCREEN)
+    finally:
+        third.close()
+    assert is_alive(run_dir)
+    ended = run_pdconsole("stop", str(run_dir))
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert not is_alive(run_dir)
+    assert [event.orphans for event in cluster.events() if isinstance(event, RunStopped)] == [0]
     assert wait_until_none(lambda: processes_of(pdconsole_home)) == []

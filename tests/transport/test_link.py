@@ -130,6 +130,24 @@ def test_faults_happen_once_each_and_in_order() -> None:
     assert faults.take() == Cut()
 
 
+def test_a_fault_of_every_frame_stays_until_its_time_is_over() -> None:
+    faults = FaultQueue()
+    faults.add(Cut(), until=10.0, every_frame=True)
+    for now in (1.0, 9.9):
+        faults.expire(now)
+        assert faults.bytes_before(0, 100) == 50
+        assert faults.take() == Cut()
+    faults.expire(10.0)
+    assert faults.bytes_before(0, 100) is None
+
+
+def test_a_fault_that_found_no_frame_in_time_is_forgotten() -> None:
+    faults = FaultQueue()
+    faults.add(CorruptNextFrame(), until=10.0)
+    faults.expire(10.0)
+    assert not faults.take_corruption()
+
+
 def test_busy_time_is_shared_by_those_who_write_and_leaves_out_pauses() -> None:
     meter, first, second = BusyMeter(), BusyTime(), BusyTime()
     meter.writing(first, now=0.0)

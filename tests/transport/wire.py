@@ -251,8 +251,15 @@ class RealLink:
     ) -> None:
         self.contract = contract or make_contract()
         self.handler = RecordingHandler(self.contract)
+        self.refused: queue.Queue[str] = queue.Queue()  # peers that did not prove themselves
         self.receiver = KVReceiver(
-            self.handler, self.contract, SECRET, codecs=codecs, limits=limits, shape=shape
+            self.handler,
+            self.contract,
+            SECRET,
+            codecs=codecs,
+            limits=limits,
+            shape=shape,
+            on_refused=lambda peer, error: self.refused.put(peer),
         )
         self.events: queue.Queue[TransferEvent] = queue.Queue()
         self.on_event: Callable[[TransferEvent], None] = lambda event: None

@@ -1,0 +1,193 @@
+"""Breaks what the operator or a drill asks for, says so in the log, and heals what was given a time."""
+
+import asyncio
+import math
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+from cluster.command_refused import CommandRefused
+from cluster.control import ChangeLink, InjectLinkFault, KillWorker
+from cluster.events import Event, FaultHealed, FaultInjected
+from cluster.link_backend import LinkBackend
+from cluster.log_lines import log_line
+from cluster.netns import LinkShape, NetnsError
+from cluster.process_set import ProcessSet
+from cluster.process_slot import ProcessSlot
+from cluster.units import format_bits_per_s
+
+SIGNALS: Final = {"KILL": "kill", "TERM": "terminate", "STOP": "hang", "CONT": "resume"}
+LINK_FAULTS: Final = ("corrupt", "cut", "stall")
+MAX_SECONDS: Final = 3600.0
+
+
+class FaultInjection:
+    """``retell`` tells everybody of the link's shape; ``relink`` does so and measures it.
+
+    ``close`` before the processes are stopped: it forgets what was still to heal.
+    """
+
+    def __init__(
+        self,
+        processes: ProcessSet,
+        link: LinkBackend,
+        *,
+        emit: Callable[[Event], None],
+        retell: Callable[[], None],
+        relink: Callable[[], None],
+    ) -> None:
+        self._processes = processes
+        self._link = link
+        self._emit = emit
+        self._retell = retell
+        self._relink = relink
+        self._healing: set[asyncio.Task[None]] = set()
+        self._slow: asyncio.Task[None] | None = None
+        self._before_slow: LinkShape | None = None  # None: the link is as it was asked for
+
+    def close(self) -> None:
+        for task in self._healing:
+            task.cancel()
+
+    def signal(self, command: KillWorker) -> str:
+        """Raises CommandRefused."""
+        slot = self._running(command.worker_id)
+        fault = SIGNALS.get(command.signal)
+        if fault is None:
+            raise CommandRefused(f"signal {command.signal!r} is unknown; allowed: {', '.join(SIGNALS)}")
+        if command.seconds and fault != "hang":
+            raise CommandRefused(f"signal {command.signal} does not last; allowed with seconds is STOP")
+        _check_seconds(command.seconds)
+        child = slot.child
+        assert child is not None
+        if command.signal in ("KILL", "TERM"):
+            slot.kill_cause = "operator"
+        detail = f"SIG{command.signal} to pid {child.pid}"
+        self._tell(fault, slot.process_id, command.cause, detail, command.seconds)
+        child.signal(signal.Signals[f"SIG{command.signal}"])
+
+        def resume() -> str:
+            if slot.child is not child or not child.is_running:
+                return ""  # the supervisor's kill was first
+            child.signal(signal.SIGCONT)
+            return f"SIGCONT to pid {child.pid}"
+
+        if command.seconds:
+            self._heal_later(fault, slot.process_id, command.seconds, resume)
+        return f"SIG{command.signal} sent to {slot.process_id} (pid {child.pid})"
+
+    def hurt_link(self, command: InjectLinkFault) -> str:
+        """Raises CommandRefused."""
+        if command.kind not in LINK_FAULTS:
+            raise CommandRefused(f"link fault {command.kind!r} is unknown; allowed: {', '.join(LINK_FAULTS)}")
+        _check_seconds(command.seconds)
+        if command.kind == "stall" and not command.seconds:
+            raise CommandRefused("link fault stall needs seconds above 0")
+        slot = self._running(command.worker_id)
+        if slot.role == "router":
+            raise CommandRefused("the router sends no KV; allowed is a worker")
+        what = "the next KV frame" if not command.seconds else f"KV frames for {command.seconds:g} s"
+        self._tell(
+            command.kind, slot.process_id, command.cause, f"{what} of {slot.process_id}", command.seconds
+        )
+        slot.send(command)
+        if command.seconds:  # a stall begins with the next frame, so this is its earliest end
+            self._heal_later(command.kind, slot.process_id, command.seconds, lambda: "by itself")
+        return f"{command.kind} will hit {what} of {slot.process_id}"
+
+    async def change_link(self, command: ChangeLink) -> str:
+        """Raises CommandRefused."""
+        if not all(
+            0 <= value < math.inf for value in (command.bits_per_s, command.delay_ms, command.jitter_ms)
+        ):
+            raise CommandRefused("link: rate, delay and jitter must be 0 or more")
+        _check_seconds(command.seconds)
+        before = self._before_slow or self._link.shape
+        shape = LinkShape(
+            bits_per_s=command.bits_per_s,
+            delay_ms=command.delay_ms,
+            jitter_ms=command.jitter_ms,
+            loss=self._link.shape.loss,
+        )
+        if self._slow is not None:
+            self._slow.cancel()  # what comes now replaces it
+        try:
+            await asyncio.to_thread(self._link.change, shape)
+        except (NetnsError, ValueError) as error:
+            if self._slow is not None:
+                self._slow = self._spawn(self._restore_link(0.0))
+            raise CommandRefused(str(error)) from error
+        self._slow = None
+        self._before_slow = before if command.seconds else None
+        text = _in_words(shape)
+        if command.seconds:
+            self._tell("slow", "link", command.cause, text, command.seconds)
+            self._slow = self._spawn(self._restore_link(command.seconds))
+            self._retell()
+            return f"link {text} for {command.seconds:g} s"
+        self._relink()
+        return f"link {text}"
+
+    async def _restore_link(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        shape, self._before_slow, self._slow = self._before_slow, None, None
+        assert shape is not None
+        try:
+            await asyncio.to_thread(self._link.change, shape)
+        except (NetnsError, ValueError) as error:  # the shape that worked before
+            log_line(f"link: the shape of before does not come back: {error}")
+            return
+        self._emit(
+            FaultHealed(
+                at=time.monotonic(), fault="slow", target="link", after_s=seconds, detail=_in_words(shape)
+            )
+        )
+        self._relink()
+
+    def _running(self, process_id: str) -> ProcessSlot:
+        slot = self._processes.find(process_id)
+        if slot is None:
+            raise CommandRefused(
+                f"worker {process_id!r} is unknown; allowed: {', '.join(self._processes.ids)}"
+            )
+        if slot.child is None or not slot.child.is_running:
+            raise CommandRefused(f"{slot.process_id} is not running ({slot.failed or slot.state})")
+        return slot
+
+    def _tell(self, fault: str, target: str, cause: str, detail: str, seconds: float) -> None:
+        self._emit(
+            FaultInjected(
+                at=time.monotonic(), fault=fault, target=target, cause=cause, detail=detail, seconds=seconds
+            )
+        )
+
+    def _heal_later(self, fault: str, target: str, seconds: float, heal: Callable[[], str]) -> None:
+        """``heal`` says what it did, "" = there was nothing left to heal."""
+
+        async def later() -> None:
+            await asyncio.sleep(seconds)
+            if detail := heal():
+                self._emit(
+                    FaultHealed(
+                        at=time.monotonic(), fault=fault, target=target, after_s=seconds, detail=detail
+                    )
+                )
+
+        self._spawn(later())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._healing.add(task)
+        task.add_done_callback(self._healing.discard)
+        return task
+
+
+def _check_seconds(seconds: float) -> None:
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise CommandRefused(f"seconds is {seconds:g}; allowed is 0 to {MAX_SECONDS:g}")
+
+
+def _in_words(shape: LinkShape) -> str:
+    delay = f", {shape.delay_ms:g} ms one way" if shape.delay_ms else ""
+    return f"{format_bits_per_s(shape.bits_per_s)}{delay}"

@@ -1,0 +1,41 @@
+"""A drill's verdict as its run's directory keeps it (``verdict.json``), to be shown beside the run."""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+VERDICT_FILE: Final = "verdict.json"
+PASS: Final = "pass"
+
+
+class JudgedLine(msgspec.Struct, frozen=True):
+    """One expectation with its figure."""
+
+    name: str
+    expected: str
+    ok: bool
+    text: str
+    look_at: tuple[str, ...] = ()
+
+
+class DrillVerdict(msgspec.Struct, frozen=True):
+    """``verdict`` pass | fail, or "" while the drill goes on: then ``headline`` says where it is."""
+
+    drill: str
+    verdict: str = ""
+    headline: str = ""
+    promise: str = ""
+    expectations: tuple[JudgedLine, ...] = ()
+
+    @property
+    def num_met(self) -> int:
+        return sum(1 for line in self.expectations if line.ok)
+
+
+def read_verdict(run_dir: Path) -> DrillVerdict | None:
+    """The last drill's verdict; None where there is none, or none that can be read."""
+    try:
+        return msgspec.json.decode((run_dir / VERDICT_FILE).read_bytes(), type=DrillVerdict)
+    except (OSError, msgspec.DecodeError):
+        return None
