@@ -16,7 +16,16 @@ from numba.extending import intrinsic
 from engine.bulk_memory import aligned_empty
 from engine.kernels.decode_vectors import prefetch
 from engine.kernels.emitter import LANES, WORD, Emitter
-from engine.kernels.products import COLUMNS, LINE_BYTES, Unit, products_of
+from engine.kernels.products import (
+    COLUMNS,
+    LINE_BYTES,
+    Unit,
+    begin,
+    end,
+    multiply_block,
+    multiply_few,
+    padded,
+)
 
 _TILE = 1024  # bytes
 _INPUTS = 32  # of a tile
@@ -110,9 +119,7 @@ def _pack_rows(
 @cache
 def multiply_by(kind: Unit) -> Any:
     """``multiply`` for processors with that unit."""
-    products = products_of(kind)
-    begin, end, padded = products.begin, products.end, products.padded
-    block_product, few_rows_product = products.block, products.few
+    tiles = kind == "tiles"
 
     @njit(nogil=True, cache=True)
     def multiply(
@@ -133,17 +140,17 @@ def multiply_by(kind: Unit) -> Any:
         steps, zeros = -(-inputs // _INPUTS), np.zeros(16, np.int32)
         packed = scratch[min(_ROWS, -(-num_rows // 32) * 32) * COLUMNS :]
         sums_at, packed_at = scratch.ctypes.data, packed.ctypes.data
-        begin()
+        begin(tiles)
         for start in range(0, num_rows, _ROWS):
             block = min(_ROWS, num_rows - start)
-            _pack_rows(rows, start, block, padded(block), inputs, steps, packed, zeros.ctypes.data)
+            _pack_rows(rows, start, block, padded(tiles, block), inputs, steps, packed, zeros.ctypes.data)
             for panel in range(outputs // COLUMNS):
                 weight_at = weight.ctypes.data + panel * steps * 2 * _TILE
                 bias_at = bias.ctypes.data + panel * COLUMNS * 2 if bias.shape[0] else 0
                 target = out.ctypes.data + (start * outputs + panel * COLUMNS) * 2
                 if block <= 16:
-                    few_rows_product(
-                        block, packed_at, 64, _TILE, weight_at, _TILE, 64, 2 * _TILE, steps, sums_at
+                    multiply_few(
+                        tiles, block, packed_at, 64, _TILE, weight_at, _TILE, 64, 2 * _TILE, steps, sums_at
                     )
                     _write_panel(sums_at, block, bias_at, target, outputs * 2)
                     continue
@@ -157,13 +164,13 @@ def multiply_by(kind: Unit) -> Any:
                         prefetch(part_at + 2 * count * _TILE + row // 32 * lines * 64, lines, 64)
                         upper = packed_at + (row // 16 * steps + first) * _TILE
                         at = sums_at + row * LINE_BYTES
-                        block_product(
-                            upper, upper + steps * _TILE, 64, _TILE,
+                        multiply_block(
+                            tiles, upper, upper + steps * _TILE, 64, _TILE,
                             part_at, _TILE, 64, 2 * _TILE, count, at, first,
                         )  # fmt: skip
                         if first + count == steps:
                             rows_left = min(32, block - row)
                             _write_panel(at, rows_left, bias_at, target + row * outputs * 2, outputs * 2)
-        end()
+        end(tiles)
 
     return multiply

@@ -19,7 +19,7 @@ from engine.kernels.prefill_vectors import (
     transpose_pairs,
     write_columns,
 )
-from engine.kernels.products import COLUMNS, LINE_BYTES, Unit, products_of
+from engine.kernels.products import COLUMNS, LINE_BYTES, Unit, begin, end, multiply_block
 
 KEYS = 256
 """Keys in a block: scores of 32 columns and their weights stay in the nearest cache."""
@@ -77,47 +77,53 @@ def _transpose_values(
             transpose_pairs(last.ctypes.data, width, head_dim, target, _VALUE_STRIDE * 2)
 
 
+@njit(inline="always")
+def _score(
+    tiles: bool,
+    keys_at: int,
+    table: Any,
+    block_size: int,
+    row_bytes: int,
+    first: int,
+    count: int,
+    packed_at: int,
+    half: int,
+    scores_at: int,
+) -> None:
+    """Scores of keys ``first .. first + count - 1`` (count a multiple of 32) for 32 columns, as (count, 32)."""
+    for key in range(0, count, 32):
+        place = first + key
+        upper = keys_at + (table[place // block_size] * block_size + place % block_size) * row_bytes
+        place += 16
+        # the second half of the last 32 keys may lie behind the block table: any row will do, it is masked
+        index = min(place // block_size, table.shape[0] - 1)
+        lower = keys_at + (table[index] * block_size + place % block_size) * row_bytes
+        multiply_block(
+            tiles,
+            upper, lower, row_bytes, 64, packed_at, 64, LINE_BYTES, 16 * LINE_BYTES, half // 16,
+            scores_at + key * LINE_BYTES, 0,
+        )  # fmt: skip
+
+
+@njit(inline="always")
+def _add_values(
+    tiles: bool, transposed_at: int, head_dim: int, count: int, weights_at: int, sums_at: int
+) -> None:
+    """sums (head_dim, 32) += values^T (head_dim, count) @ weights (count, 32)."""
+    line = _VALUE_STRIDE * 2
+    for d in range(0, head_dim, 32):
+        left = transposed_at + d * line
+        multiply_block(
+            tiles,
+            left, left + 16 * line, line, 64, weights_at, 64, LINE_BYTES, 16 * LINE_BYTES, count // 32,
+            sums_at + d * LINE_BYTES, 1,
+        )  # fmt: skip
+
+
 @cache
 def attend_by(kind: Unit) -> Any:
     """``attend`` for processors with that unit."""
-    products = products_of(kind)
-    begin, end, block_product = products.begin, products.end, products.block
-
-    @njit(inline="always")
-    def score(
-        keys_at: int,
-        table: Any,
-        block_size: int,
-        row_bytes: int,
-        first: int,
-        count: int,
-        packed_at: int,
-        half: int,
-        scores_at: int,
-    ) -> None:
-        """Scores of keys ``first .. first + count - 1`` (count a multiple of 32) for 32 columns, as (count, 32)."""
-        for key in range(0, count, 32):
-            place = first + key
-            upper = keys_at + (table[place // block_size] * block_size + place % block_size) * row_bytes
-            place += 16
-            # the second half of the last 32 keys may lie behind the block table: any row will do, it is masked
-            index = min(place // block_size, table.shape[0] - 1)
-            lower = keys_at + (table[index] * block_size + place % block_size) * row_bytes
-            block_product(
-                upper, lower, row_bytes, 64, packed_at, 64, LINE_BYTES, 16 * LINE_BYTES, half // 16,
-                scores_at + key * LINE_BYTES, 0,
-            )  # fmt: skip
-
-    @njit(inline="always")
-    def add_values(transposed_at: int, head_dim: int, count: int, weights_at: int, sums_at: int) -> None:
-        """sums (head_dim, 32) += values^T (head_dim, count) @ weights (count, 32)."""
-        line = _VALUE_STRIDE * 2
-        for d in range(0, head_dim, 32):
-            left = transposed_at + d * line
-            block_product(
-                left, left + 16 * line, line, 64, weights_at, 64, LINE_BYTES, 16 * LINE_BYTES, count // 32,
-                sums_at + d * LINE_BYTES, 1,
-            )  # fmt: skip
+    tiles = kind == "tiles"
 
     @njit(nogil=True, cache=True, fastmath={"contract"})
     def attend(
@@ -164,7 +170,7 @@ def attend_by(kind: Unit) -> Any:
         totals = scratch[used : used + num_tiles * COLUMNS].view(np.float32)
         places, inverse = np.empty(COLUMNS, np.int64), np.empty(COLUMNS, np.float32)
         token_bytes, head_bytes = num_heads * head_dim * 2, head_dim * 2
-        begin()
+        begin(tiles)
         for head in range(num_kv_heads):
             base = head * head_dim
             sums[:] = 0.0
@@ -200,7 +206,8 @@ def attend_by(kind: Unit) -> Any:
                     if seen <= 0:
                         continue
                     count = -(-seen // 32) * 32
-                    score(
+                    _score(
+                        tiles,
                         keys.ctypes.data + base * 2,
                         table,
                         block_size,
@@ -230,7 +237,7 @@ def attend_by(kind: Unit) -> Any:
                     )
                     if block:
                         rescale(sums_at, head_dim, factor.ctypes.data)
-                    add_values(transposed.ctypes.data, head_dim, count, weights.ctypes.data, sums_at)
+                    _add_values(tiles, transposed.ctypes.data, head_dim, count, weights.ctypes.data, sums_at)
             for tile in range(num_tiles):
                 first = tile * COLUMNS
                 _addresses(
@@ -250,6 +257,6 @@ def attend_by(kind: Unit) -> Any:
                     inverse.ctypes.data,
                     places.ctypes.data,
                 )
-        end()
+        end(tiles)
 
     return attend

@@ -6,7 +6,6 @@ in steps of 32 along the dimension that is summed. Every row of the sums is adde
 of rows and steps of a call: who shares a batch, and where a prompt is cut, changes no bit.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal
 
@@ -42,102 +41,6 @@ def runs(kind: Unit) -> bool:
 def unit() -> Unit | None:
     """The faster of those that this processor has."""
     return "tiles" if runs("tiles") else "vectors" if runs("vectors") else None
-
-
-@dataclass(frozen=True, slots=True)
-class Products:
-    """Functions for compiled code; see ``products_of`` for what they do."""
-
-    begin: Any
-    end: Any
-    padded: Any
-    block: Any
-    few: Any
-
-
-@cache
-def products_of(kind: Unit) -> Products:
-    """``begin()`` and ``end()`` stand around all others in a function.
-
-    ``block(upper, lower, left_stride, left_step, right, right_half, right_stride, right_step, steps, sums, adds)``:
-    32 lines of sums (+)= 16 left rows from ``upper`` and 16 from ``lower`` on times 32 columns, ``right_half`` bytes
-    between columns 0-15 and 16-31; ``adds`` 0 forgets what was there.
-    ``few(rows, left, ..., steps, sums)``: at most 16 left rows alone; memory is asked for the right matrix early.
-    ``padded(rows)``: rows that must be there for so many, those behind them zeros.
-    """
-    return _tiles() if kind == "tiles" else _vectors()
-
-
-def _tiles() -> Products:
-    @njit(inline="always")
-    def block(
-        upper: int,
-        lower: int,
-        left_stride: int,
-        left_step: int,
-        right: int,
-        right_half: int,
-        right_stride: int,
-        right_step: int,
-        steps: int,
-        sums: int,
-        adds: int,
-    ) -> None:
-        if adds:
-            amx.load_tile(0, sums, LINE_BYTES)
-            amx.load_tile(1, sums + 64, LINE_BYTES)
-            amx.load_tile(2, sums + 16 * LINE_BYTES, LINE_BYTES)
-            amx.load_tile(3, sums + 16 * LINE_BYTES + 64, LINE_BYTES)
-        else:
-            amx.clear(0)
-            amx.clear(1)
-            amx.clear(2)
-            amx.clear(3)
-        for step in range(steps):
-            amx.load_tile(4, upper + step * left_step, left_stride)
-            amx.load_tile(6, right + step * right_step, right_stride)
-            amx.load_tile(7, right + step * right_step + right_half, right_stride)
-            amx.load_tile(5, lower + step * left_step, left_stride)
-            amx.multiply(0, 4, 6)
-            amx.multiply(1, 4, 7)
-            amx.multiply(2, 5, 6)
-            amx.multiply(3, 5, 7)
-        amx.store_tile(0, sums, LINE_BYTES)
-        amx.store_tile(1, sums + 64, LINE_BYTES)
-        amx.store_tile(2, sums + 16 * LINE_BYTES, LINE_BYTES)
-        amx.store_tile(3, sums + 16 * LINE_BYTES + 64, LINE_BYTES)
-
-    @njit(inline="always")
-    def padded(rows: int) -> int:
-        return 16 if rows <= 16 else -(-rows // 32) * 32
-
-    @njit(inline="always")
-    def few(
-        rows: int,
-        left: int,
-        left_stride: int,
-        left_step: int,
-        right: int,
-        right_half: int,
-        right_stride: int,
-        right_step: int,
-        steps: int,
-        sums: int,
-    ) -> None:
-        amx.clear(0)
-        amx.clear(1)
-        for step in range(steps):
-            at = right + step * right_step
-            prefetch_pairs(at + _AHEAD_BYTES, right_half, right_stride)
-            amx.load_tile(4, left + step * left_step, left_stride)
-            amx.load_tile(6, at, right_stride)
-            amx.load_tile(7, at + right_half, right_stride)
-            amx.multiply(0, 4, 6)
-            amx.multiply(1, 4, 7)
-        amx.store_tile(0, sums, LINE_BYTES)
-        amx.store_tile(1, sums + 64, LINE_BYTES)
-
-    return Products(amx.configure, amx.release, padded, block, few)
 
 
 @intrinsic
@@ -243,76 +146,227 @@ def _emit_rows(
         emit.store(builder.load(slot), place)
 
 
-def _vectors() -> Products:
-    @njit(inline="always")
-    def nothing() -> None:
-        return
+# What compiled code calls takes ``tiles``: whether the unit is "tiles". It is a constant of that code, so one of the two
+# ways is left out of it. (Compiled functions in the closure of another would keep that from being stored between runs.)
 
-    @njit(inline="always")
-    def block(
-        upper: int,
-        lower: int,
-        left_stride: int,
-        left_step: int,
-        right: int,
-        right_half: int,
-        right_stride: int,
-        right_step: int,
-        steps: int,
-        sums: int,
-        adds: int,
-    ) -> None:
-        for part in range(4):
-            left = (upper if part < 2 else lower) + part % 2 * _ROWS * left_stride
+
+@njit(inline="always")
+def begin(tiles: bool) -> None:
+    """Before the first product in a function."""
+    if tiles:
+        amx.configure()
+
+
+@njit(inline="always")
+def end(tiles: bool) -> None:
+    """After the last one."""
+    if tiles:
+        amx.release()
+
+
+@njit(inline="always")
+def padded(tiles: bool, rows: int) -> int:
+    """Rows that must be there for so many, those behind them zeros."""
+    if rows > 16:
+        return -(-rows // 32) * 32
+    if tiles or rows > _ROWS:
+        return 16
+    return _ROWS if rows > 4 else 4 if rows > 1 else 1
+
+
+@njit(inline="always")
+def _tile_block(
+    upper: int,
+    lower: int,
+    left_stride: int,
+    left_step: int,
+    right: int,
+    right_half: int,
+    right_stride: int,
+    right_step: int,
+    steps: int,
+    sums: int,
+    adds: int,
+) -> None:
+    if adds:
+        amx.load_tile(0, sums, LINE_BYTES)
+        amx.load_tile(1, sums + 64, LINE_BYTES)
+        amx.load_tile(2, sums + 16 * LINE_BYTES, LINE_BYTES)
+        amx.load_tile(3, sums + 16 * LINE_BYTES + 64, LINE_BYTES)
+    else:
+        amx.clear(0)
+        amx.clear(1)
+        amx.clear(2)
+        amx.clear(3)
+    for step in range(steps):
+        amx.load_tile(4, upper + step * left_step, left_stride)
+        amx.load_tile(6, right + step * right_step, right_stride)
+        amx.load_tile(7, right + step * right_step + right_half, right_stride)
+        amx.load_tile(5, lower + step * left_step, left_stride)
+        amx.multiply(0, 4, 6)
+        amx.multiply(1, 4, 7)
+        amx.multiply(2, 5, 6)
+        amx.multiply(3, 5, 7)
+    amx.store_tile(0, sums, LINE_BYTES)
+    amx.store_tile(1, sums + 64, LINE_BYTES)
+    amx.store_tile(2, sums + 16 * LINE_BYTES, LINE_BYTES)
+    amx.store_tile(3, sums + 16 * LINE_BYTES + 64, LINE_BYTES)
+
+
+@njit(inline="always")
+def _few_in_tiles(
+    left: int,
+    left_stride: int,
+    left_step: int,
+    right: int,
+    right_half: int,
+    right_stride: int,
+    right_step: int,
+    steps: int,
+    sums: int,
+) -> None:
+    amx.clear(0)
+    amx.clear(1)
+    for step in range(steps):
+        at = right + step * right_step
+        prefetch_pairs(at + _AHEAD_BYTES, right_half, right_stride)
+        amx.load_tile(4, left + step * left_step, left_stride)
+        amx.load_tile(6, at, right_stride)
+        amx.load_tile(7, at + right_half, right_stride)
+        amx.multiply(0, 4, 6)
+        amx.multiply(1, 4, 7)
+    amx.store_tile(0, sums, LINE_BYTES)
+    amx.store_tile(1, sums + 64, LINE_BYTES)
+
+
+@njit(inline="always")
+def _vector_block(
+    upper: int,
+    lower: int,
+    left_stride: int,
+    left_step: int,
+    right: int,
+    right_half: int,
+    right_stride: int,
+    right_step: int,
+    steps: int,
+    sums: int,
+    adds: int,
+) -> None:
+    for part in range(4):
+        left = (upper if part < 2 else lower) + part % 2 * _ROWS * left_stride
+        _multiply_rows(
+            8, 0, left, left_stride, left_step, right, right_half, right_stride, right_step, steps,
+            sums + part * _ROWS * LINE_BYTES, adds,
+        )  # fmt: skip
+
+
+@njit()
+def _few_in_vectors(
+    rows: int,
+    left: int,
+    left_stride: int,
+    left_step: int,
+    right: int,
+    right_half: int,
+    right_stride: int,
+    right_step: int,
+    steps: int,
+    sums: int,
+) -> None:
+    for first in range(0, steps, _DEPTH):
+        count = min(_DEPTH, steps - first)
+        at = left + first * left_step
+        part = right + first * right_step
+        if rows == 1:
             _multiply_rows(
-                8, 0, left, left_stride, left_step, right, right_half, right_stride, right_step, steps,
-                sums + part * _ROWS * LINE_BYTES, adds,
+                1, _AHEAD_BYTES, at, left_stride, left_step,
+                part, right_half, right_stride, right_step, count, sums, first,
+            )  # fmt: skip
+        elif rows <= 4:
+            _multiply_rows(
+                4, _AHEAD_BYTES, at, left_stride, left_step,
+                part, right_half, right_stride, right_step, count, sums, first,
+            )  # fmt: skip
+        else:
+            _multiply_rows(
+                8, _AHEAD_BYTES, at, left_stride, left_step,
+                part, right_half, right_stride, right_step, count, sums, first,
+            )  # fmt: skip
+        if rows > _ROWS:
+            _multiply_rows(
+                8, 0, at + _ROWS * left_stride, left_stride, left_step,
+                part, right_half, right_stride, right_step, count, sums + _ROWS * LINE_BYTES, first,
             )  # fmt: skip
 
-    @njit(inline="always")
-    def padded(rows: int) -> int:
-        if rows > 16:
-            return -(-rows // 32) * 32
-        if rows > _ROWS:
-            return 16
-        return _ROWS if rows > 4 else 4 if rows > 1 else 1
 
-    @njit
-    def few(
-        rows: int,
-        left: int,
-        left_stride: int,
-        left_step: int,
-        right: int,
-        right_half: int,
-        right_stride: int,
-        right_step: int,
-        steps: int,
-        sums: int,
-    ) -> None:
-        for first in range(0, steps, _DEPTH):
-            count = min(_DEPTH, steps - first)
-            at = left + first * left_step
-            part = right + first * right_step
-            if rows == 1:
-                _multiply_rows(
-                    1, _AHEAD_BYTES, at, left_stride, left_step,
-                    part, right_half, right_stride, right_step, count, sums, first,
-                )  # fmt: skip
-            elif rows <= 4:
-                _multiply_rows(
-                    4, _AHEAD_BYTES, at, left_stride, left_step,
-                    part, right_half, right_stride, right_step, count, sums, first,
-                )  # fmt: skip
-            else:
-                _multiply_rows(
-                    8, _AHEAD_BYTES, at, left_stride, left_step,
-                    part, right_half, right_stride, right_step, count, sums, first,
-                )  # fmt: skip
-            if rows > _ROWS:
-                _multiply_rows(
-                    8, 0, at + _ROWS * left_stride, left_stride, left_step,
-                    part, right_half, right_stride, right_step, count, sums + _ROWS * LINE_BYTES, first,
-                )  # fmt: skip
+@njit(inline="always")
+def multiply_block(
+    tiles: bool,
+    upper: int,
+    lower: int,
+    left_stride: int,
+    left_step: int,
+    right: int,
+    right_half: int,
+    right_stride: int,
+    right_step: int,
+    steps: int,
+    sums: int,
+    adds: int,
+) -> None:
+    """32 lines of ``sums`` (+)= 16 left rows from ``upper`` and 16 from ``lower`` on times 32 columns.
 
-    return Products(nothing, nothing, padded, block, few)
+    ``right_half`` bytes lie between columns 0-15 and 16-31; ``adds`` 0 forgets what was in the sums.
+    """
+    if tiles:
+        _tile_block(
+            upper,
+            lower,
+            left_stride,
+            left_step,
+            right,
+            right_half,
+            right_stride,
+            right_step,
+            steps,
+            sums,
+            adds,
+        )
+    else:
+        _vector_block(
+            upper,
+            lower,
+            left_stride,
+            left_step,
+            right,
+            right_half,
+            right_stride,
+            right_step,
+            steps,
+            sums,
+            adds,
+        )
+
+
+@njit(inline="always")
+def multiply_few(
+    tiles: bool,
+    rows: int,
+    left: int,
+    left_stride: int,
+    left_step: int,
+    right: int,
+    right_half: int,
+    right_stride: int,
+    right_step: int,
+    steps: int,
+    sums: int,
+) -> None:
+    """At most 16 left rows alone; memory is asked for the right matrix early."""
+    if tiles:
+        _few_in_tiles(left, left_stride, left_step, right, right_half, right_stride, right_step, steps, sums)
+    else:
+        _few_in_vectors(
+            rows, left, left_stride, left_step, right, right_half, right_stride, right_step, steps, sums
+        )

@@ -29,6 +29,13 @@ def scratch_floats(head_dim: int, num_keys: int) -> int:
     return staged + COLUMNS * (2 * head_dim + 1) + COLUMNS * (num_keys + 2)
 
 
+@njit(inline="always")
+def _address(start: int, table: Any, block_size: int, row_bytes: int, key: int) -> int:
+    """Where a key of the sequence lies."""
+    slot = int(table[key // block_size]) * block_size + key % block_size
+    return start + slot * row_bytes
+
+
 @cache
 def attention_for(group: int, head_dim: int, number_bytes: int, pairs: bool) -> Any:
     """``attend`` for so many query heads to a key head and numbers so long.
@@ -36,35 +43,9 @@ def attention_for(group: int, head_dim: int, number_bytes: int, pairs: bool) -> 
     ``head_dim`` is a multiple of 32. ``pairs`` as "pairs" of ``decode_attention``.
     """
     words = head_dim // 2 if pairs else head_dim
+    word_bytes = 4 if pairs else number_bytes  # of a staged key's numbers
     at_once = max(1, LANES * LANES // head_dim)  # columns whose sums stay in registers
     scale = np.float32(_LOG2_E / np.sqrt(np.float32(head_dim)))
-
-    @njit(inline="always")
-    def stage_keys(
-        start: int, table: Any, block_size: int, row_bytes: int, first: int, count: int, out: int
-    ) -> None:
-        """Keys of one head as words, one after another."""
-        for index in range(count):
-            place = first + index
-            at = start + (table[place // block_size] * block_size + place % block_size) * row_bytes
-            if pairs:
-                to_floats(4, at, words, out + index * words * 4)
-            else:
-                to_floats(number_bytes, at, words, out + index * words * 4)
-
-    @njit(inline="always")
-    def stage_values(
-        start: int, table: Any, block_size: int, row_bytes: int, first: int, count: int, out: int
-    ) -> None:
-        """Values of one head as words; an odd last one is paired with itself."""
-        if not pairs:
-            stage_keys(start, table, block_size, row_bytes, first, count, out)
-            return
-        for index in range(0, count, 2):
-            place = first + index
-            low = start + (table[place // block_size] * block_size + place % block_size) * row_bytes
-            high = low + row_bytes if index + 1 < count else low
-            interleave(low, high, head_dim, out + index // 2 * head_dim * 4)
 
     @njit(nogil=True, cache=True, fastmath={"contract"})
     def attend(
@@ -118,7 +99,9 @@ def attention_for(group: int, head_dim: int, number_bytes: int, pairs: bool) -> 
                 count = start + last // group + 1  # keys that the last column sees
                 for block in range(0, count, _KEYS):
                     live = min(_KEYS, count - block)
-                    stage_keys(keys_at, table, block_size, row_bytes, block, live, staged)
+                    for index in range(live):  # keys as words, one after another
+                        at = _address(keys_at, table, block_size, row_bytes, block + index)
+                        to_floats(word_bytes, at, words, staged + index * words * 4)
                     dot_columns(
                         words, pairs, _LINES, packed_at, staged, live + live % 2,
                         scores.ctypes.data + block * LANES * 4, plane * 4,
@@ -137,7 +120,13 @@ def attention_for(group: int, head_dim: int, number_bytes: int, pairs: bool) -> 
                 sums[:] = 0.0
                 for block in range(0, count, _KEYS):
                     live = min(_KEYS, count - block)
-                    stage_values(values_at, table, block_size, row_bytes, block, live, staged)
+                    for index in range(0, live, 2 if pairs else 1):  # an odd last value is paired with itself
+                        at = _address(values_at, table, block_size, row_bytes, block + index)
+                        if pairs:
+                            high = at + row_bytes if index + 1 < live else at
+                            interleave(at, high, head_dim, staged + index // 2 * head_dim * 4)
+                        else:
+                            to_floats(number_bytes, at, words, staged + index * words * 4)
                     lines = (live + 1) // 2 if pairs else live
                     for line in range(_LINES):
                         weights_at = scores.ctypes.data + (line * plane + block * LANES) * 4

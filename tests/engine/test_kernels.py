@@ -1,5 +1,7 @@
 """Compiled kernels against the same arithmetic in torch, in float64."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -341,3 +343,30 @@ def test_chunking_and_company_change_no_bit(tmp_path: Path, dtype: torch.dtype) 
     for chunk in (300, 64, 37):
         assert torch.equal(full_logits(loaded, tokens, chunk), at_once), f"chunks of {chunk}"
     assert torch.equal(full_logits(loaded, tokens[:90], 1), at_once[:90]), "one by one"
+
+
+_MISSES = """
+import gc
+from numba.core.dispatcher import Dispatcher
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model_ids import resolve_model
+from engine.weights import load_model
+for dtype in ("float32", "bfloat16"):
+    Engine(EngineConfig(dtype=dtype, num_blocks=64), load_model(resolve_model("tiny").path, dtype)).warm_up()
+kept = [each for each in gc.get_objects() if isinstance(each, Dispatcher) and each.stats.cache_path]
+used = [each for each in kept if each.stats.cache_hits or each.stats.cache_misses]
+assert len(used) > 4, used
+print([each.__qualname__ for each in used if each.stats.cache_misses])
+"""
+
+
+def test_machine_code_is_kept_between_runs() -> None:
+    """What a first process compiles, a second one finds: seconds of every start of every worker."""
+    runs_of = [
+        subprocess.run(
+            [sys.executable, "-c", _MISSES], capture_output=True, text=True, check=True, timeout=300
+        )
+        for _ in range(2)
+    ]
+    assert runs_of[1].stdout.strip() == "[]"
