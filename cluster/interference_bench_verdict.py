@@ -10,6 +10,7 @@ LEAST_RATIO: Final = 1.1
 ITL: Final = ("bursts", "burst_itl_ms", "p99")
 OWN_ITL: Final = ("alone", "itl_ms", "p99")
 
+_GAINS: Final = ((ITL, "p99"), (("bursts", "burst_itl_ms", "max"), "longest"))
 _COSTS: Final = (
     (("bursts", "prompt_ttft_ms", "p50"), "TTFT of burst prompts", "ms", True),
     (("bursts", "burst_ttft_ms", "p50"), "TTFT of short prompts in bursts", "ms", True),
@@ -32,8 +33,10 @@ def figure(arm: Arm, path: Sequence[str]) -> Spread | None:
 
 
 def verdict(arms: Sequence[Arm]) -> list[str]:
-    """One sentence for each disaggregated arm: the streams' ITL p99 in bursts, against whole prompts, the best chunked
-    arm, and its own without bursts."""
+    """One sentence for each disaggregated arm: the streams' ITL in bursts, p99 and the longest gap, against whole
+    prompts, the best chunked arm, and its own without bursts. WINS: one of the two is better than in every such arm
+    and none is worse; LOSES: the other way round. The longest counts too, because one stall of seconds is a single
+    gap among hundreds, below any percentile."""
     return [_verdict(arm, [each for each in arms if each["mode"] == "colocated"]) for arm in _disagg(arms)]
 
 
@@ -47,33 +50,59 @@ def _disagg(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _verdict(arm: Arm, colocated: Sequence[Arm]) -> str:
-    own = figure(arm, ITL)
-    others = [(other["name"], spread) for other in _rivals(colocated) if (spread := figure(other, ITL))]
-    if own is None or not others:
+    rivals = _rivals(colocated)
+    if figure(arm, ITL) is None or not rivals:
         return f"{arm['name']}: too few gaps between tokens fell into bursts; nothing can be said"
     if void := [each["name"] for each in (arm, *colocated) if not each["valid"]]:
         return (
             f"{arm['name']}: nothing can be said; the load generator was the bottleneck in every round of "
             f"{' and of '.join(void)}"
         )
-    said = [f"{_against(own, spread, 'ms', less=True)} {name}" for name, spread in others]
-    best = min((spread for _, spread in others), key=lambda spread: spread["median"])
-    word = "IS NO BETTER" if _is_alike(own, best) else "WINS" if own["median"] < best["median"] else "LOSES"
+    pairs = [(words, _known(arm, path)) for path, words in _GAINS]
+    said = [
+        ", ".join(
+            f"{words} {_against(_known(arm, path), _known(rival, path), 'ms', less=True)}"
+            for path, words in _GAINS
+        )
+        + f" of {rival['name']}"
+        for rival in rivals
+    ]
+    signs = {
+        _sign(_known(arm, path), _least([_known(rival, path) for rival in rivals])) for path, _ in _GAINS
+    } - {0}
+    word = {(): "IS NO BETTER", (-1,): "LOSES", (1,): "WINS"}.get(tuple(signs), "IS MIXED")
     once = "" if arm["valid"] > 1 else " (one round: no spread is known)"
     alone = figure(arm, OWN_ITL)
-    itself = f"; {own['median'] / alone['median']:.2f}x its own without bursts" if alone else ""
-    return f"{arm['name']} {word}{once}: streams' ITL p99 in bursts {_value(own, 'ms')}, {', '.join(said)}{itself}"
+    itself = (
+        f"; p99 is {_known(arm, ITL)['median'] / alone['median']:.2f}x its own without bursts"
+        if alone
+        else ""
+    )
+    own = ", ".join(f"{words} {_value(spread, 'ms')}" for words, spread in pairs)
+    return f"{arm['name']} {word}{once}: streams' ITL in bursts {own}; {'; '.join(said)}{itself}"
 
 
 def _rivals(colocated: Sequence[Arm]) -> list[Arm]:
     """The arm of whole prompts, and of the others the one with the lowest ITL p99 in bursts."""
-    chunked = [
-        (spread["median"], arm)
-        for arm in colocated
-        if not arm["whole_prompt"] and (spread := figure(arm, ITL))
-    ]
-    best = [min(chunked, key=lambda each: each[0])[1]] if chunked else []
-    return [*(arm for arm in colocated if arm["whole_prompt"]), *best]
+    known = [arm for arm in colocated if figure(arm, ITL) is not None]
+    chunked = [arm for arm in known if not arm["whole_prompt"]]
+    best = [min(chunked, key=lambda arm: _known(arm, ITL)["median"])] if chunked else []
+    return [*(arm for arm in known if arm["whole_prompt"]), *best]
+
+
+def _known(arm: Arm, path: Sequence[str]) -> Spread:
+    found = figure(arm, path)
+    assert found is not None, f"{arm['name']} has gaps in bursts"
+    return found
+
+
+def _least(spreads: Sequence[Spread]) -> Spread:
+    return min(spreads, key=lambda spread: spread["median"])
+
+
+def _sign(own: Spread, other: Spread) -> int:
+    """1: shorter is ``own``; -1: ``other``; 0: neither clearly."""
+    return 0 if _is_alike(own, other) else 1 if own["median"] < other["median"] else -1
 
 
 def _cost(arm: Arm, colocated: Sequence[Arm]) -> str:
@@ -89,19 +118,19 @@ def _cost(arm: Arm, colocated: Sequence[Arm]) -> str:
             parts.append(f"{words} not measured")
             continue
         _, name, spread = min(others) if less else max(others)
-        parts.append(f"{words} {_value(own, unit)} ({_against(own, spread, unit, less=less)} {name})")
+        parts.append(f"{words} {_value(own, unit)} ({_against(own, spread, unit, less=less)} of {name})")
     return f"{arm['name']}, each against the best co-located arm in it: {', '.join(parts)}"
 
 
 def _against(own: Spread, other: Spread, unit: str, *, less: bool) -> str:
-    """ "3.1x better than 210 ms of" where ``less`` says which way is better."""
+    """ "3.1x better than 210 ms" where ``less`` says which way is better."""
     value = _value(other, unit)
     if _is_alike(own, other):
-        return f"as {value} of"
+        return f"no clear difference from {value}"
     is_better = (own["median"] < other["median"]) is less
     low, high = sorted((own["median"], other["median"]))
     ratio = f"{high / low:.{1 if high < 9.95 * low else 0}f}x" if low > 0 else "much"
-    return f"{ratio} {'better' if is_better else 'worse'} than {value} of"
+    return f"{ratio} {'better' if is_better else 'worse'} than {value}"
 
 
 def _is_alike(one: Spread, other: Spread) -> bool:

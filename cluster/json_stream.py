@@ -17,6 +17,14 @@ class StreamError(Exception):
     """The peer sent a line that is not one known message, or one that is too long."""
 
 
+def listen_on_loopback() -> socket.socket:
+    """Any free port. Connections to it send at once: asyncio sees to that only where a socket names its protocol, which
+    an accepted one does not, and a small message would wait up to 40 ms for the last one's acknowledgement."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
 class JsonStream:
     """One end of a conversation. ``send`` never blocks; ``drain`` waits while the peer reads too slowly."""
 

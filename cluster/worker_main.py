@@ -1,7 +1,6 @@
 """``python -m cluster.worker_main --fd N``: one worker, spawned by a supervisor over an inherited parent link."""
 
 import os
-import socket
 import sys
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from cluster.child_main import child_main
 from cluster.control import StartFailed, WorkerSpec
 from cluster.engine_settings import engine_config
-from cluster.json_stream import JsonStream
+from cluster.json_stream import JsonStream, listen_on_loopback
 from cluster.memory_fit import memory_problem, worker_plan
 from cluster.process_guard import enter_netns, pin_to
 from cluster.profile import Profile
@@ -32,7 +31,7 @@ async def run(fd: int) -> int:
     if not isinstance(spec, WorkerSpec):
         raise ValueError(f"the first message is {type(spec).__name__}, not a WorkerSpec")
     # the request port stays in the namespace it was made in, so that control never crosses the shaped link
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen_on_loopback()
     if spec.netns_fd >= 0:
         enter_netns(spec.netns_fd)
         os.close(spec.netns_fd)

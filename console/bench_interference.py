@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from cluster.interference_bench import LOAD, InterferenceSpec, make_arms
 from cluster.interference_bench_report import interference_document
+from cluster.load import MAX_BURST_IN_FLIGHT
 from cluster.machine_facts import machine_facts
 from cluster.profile import Profile, ProfileError, load_profile, parse_setting
 from cluster.slo import parse_slos
@@ -153,6 +154,9 @@ def _profile(args: argparse.Namespace) -> Profile:
             f"load.{LOAD} has streams {load.streams} and burst_every_s {load.burst_every_s:g}; both are needed: "
             "allowed is above 0"
         )
+    for key, count in (("burst.prompts", profile.burst.prompts), (f"load.{LOAD}.streams", load.streams)):
+        if count > MAX_BURST_IN_FLIGHT:
+            raise ProfileError(f"{key} is {count:,}; allowed is up to {MAX_BURST_IN_FLIGHT}")
     return profile
 
 

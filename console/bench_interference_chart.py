@@ -51,7 +51,7 @@ def _figure(document: Mapping[str, Any]) -> Figure:
     beside = drawn.add_subplot(grid[0, 3:], sharex=alone, sharey=alone)
     _gaps(alone, arms, "alone", "streams alone: gaps between tokens")
     _gaps(beside, arms, "in_burst", "in bursts")
-    alone.set_ylabel("share of gaps that are longer")
+    alone.set_ylabel("share of the streams' time in longer gaps")
     below = [drawn.add_subplot(grid[1, 2 * column : 2 * column + 2]) for column in range(len(_BARS))]
     for panel, (title, path, is_ms) in zip(below, _BARS, strict=True):
         _bars(panel, arms, title, path, is_ms=is_ms)
@@ -78,17 +78,13 @@ def _figure(document: Mapping[str, Any]) -> Figure:
 def _gaps(panel: Axes, arms: Sequence[Mapping[str, Any]], curve: str, title: str) -> None:
     panel.set_title(title)
     panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_ylim(8e-4, 1.3)
+    panel.set_ylim(-0.03, 1.03)
     panel.xaxis.set_major_formatter(lambda value, _: short_ms(value))
-    panel.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    for axis in (panel.xaxis, panel.yaxis):
-        axis.set_minor_formatter(NullFormatter())
-    shares = [max(1e-3, 1 - share / 100) for share in CURVE_SHARES]  # the longest gap is drawn at the bottom
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     for arm, colour, marker in zip(arms, _cycle(SERIES, arms), _cycle(MARKERS, arms), strict=True):
-        gaps = [max(_LEAST_MS, gap) for gap in arm["curves"][curve] if gap is not None]
-        if gaps:  # else nothing was measured
-            panel.plot(gaps, shares, color=colour, marker=marker)
+        if gaps := [max(_LEAST_MS, gap) for gap in arm["curves"][curve]]:  # else nothing was measured
+            panel.plot(gaps, CURVE_SHARES, color=colour, marker=marker)
 
 
 def _bars(

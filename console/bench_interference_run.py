@@ -33,8 +33,8 @@ from cluster.interference_bench_fold import (
     end_note,
     fold_round,
 )
-from cluster.load import LoadError, LoadGenerator
-from cluster.measuring_process import BenchmarkFailed, BenchmarkRefused
+from cluster.load import LoadGenerator
+from cluster.measuring_process import BenchmarkFailed
 from cluster.profile import Profile
 from cluster.run_log import EVENTS_FILE, RunLogError, read_events
 from cluster.samples import percentiles
@@ -98,8 +98,6 @@ async def _drive(cluster: BenchCluster, profile: Profile, seconds: float, seen: 
         seen.next(BURSTS)
         await _phase(cluster, BURSTS, lambda: _bursts(bursts, profile, seconds), seen)
         seen.burst_lag_s = bursts.lag_p99_s
-    except LoadError as error:
-        raise BenchmarkRefused(str(error)) from error
     finally:
         await streams.close()
         await bursts.close()
