@@ -69,8 +69,10 @@ class Attempts:
             block_size = next(iter(workers.values())).address.block_size
             request.chain = chain_of(request.prompt_token_ids, block_size)
         prompt = Prompt(request.num_prompt_tokens, request.codec or codec, request.chain)
-        streams = self._streams()
-        self._settle_links()
+        streams: Counter[str] = Counter()
+        if self._forecast.can_foresee:
+            streams = self._streams()
+            self._settle_links()
         plan = plan_attempt(
             request,
             workers,
@@ -183,6 +185,7 @@ class Attempts:
                 self._prefill_died(request, worker_id, detail)
         view.queued_prompt_tokens.clear()
         view.assigned_blocks.clear()
+        self._open.workers.changed(view)
 
     def _prefill_died(self, request: RoutedRequest, worker_id: str, detail: str) -> None:
         decode_worker = request.decode_worker

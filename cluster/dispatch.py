@@ -7,8 +7,9 @@ from cluster.control import AbsentWorker, StartDecode, StartLocal, StartPrefill
 from cluster.handoff_choice import REMOTE, HandoffChoice
 from cluster.routed_request import RoutedRequest
 from cluster.router_messages import Send
-from cluster.selection import Pick, WorkerView, blocks_needed, pick_colocated, pick_decode, pick_prefill
+from cluster.selection import Pick, blocks_needed, pick_colocated, pick_decode, pick_prefill
 from cluster.worker_roles import DECODE_ROLES, PREFILL_ROLES
+from cluster.worker_views import WorkerViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class AttemptPlan:
 
 def plan_attempt(
     request: RoutedRequest,
-    workers: Mapping[str, WorkerView],
+    workers: WorkerViews,
     limits: RouterLimits,
     mode: str,
     handoff: str,
@@ -69,7 +70,8 @@ def plan_attempt(
         return AttemptPlan(mode, decode, prefill_reason="continues after a migration")
     if handoff == "never":
         return AttemptPlan(mode, decode, prefill_reason="handoff is never")
-    prefill = pick_prefill(workers.values(), exclude=(decode.worker_id,))
+    exclude = (decode.worker_id,)
+    prefill = pick_prefill(workers.for_prefill(exclude), exclude)
     if prefill is not None and handoff == "auto":
         choice = choose(prefill.worker_id, decode.worker_id)
         taken = prefill.worker_id if choice.choice == REMOTE else ""
@@ -83,7 +85,7 @@ def plan_attempt(
     return AttemptPlan(mode, decode, prefill_reason="no_prefill_worker", fallback_reason="no_prefill_worker")
 
 
-def _pick_decode(request: RoutedRequest, workers: Mapping[str, WorkerView], mode: str) -> Pick | None:
+def _pick_decode(request: RoutedRequest, workers: WorkerViews, mode: str) -> Pick | None:
     num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
     if request.pinned_decode is not None:
         pinned = workers.get(request.pinned_decode)
@@ -95,17 +97,19 @@ def _pick_decode(request: RoutedRequest, workers: Mapping[str, WorkerView], mode
         and preferred.can_take(blocks_needed(num_prompt, max_tokens, preferred.address))
     ):
         return Pick(preferred.worker_id, "stays on the decode worker it was meant for")
-    views = workers.values()
     if mode == "colocated":
-        return pick_colocated(views, num_prompt, max_tokens)
-    return pick_decode(views, num_prompt, max_tokens, request.excluded_decode) or pick_decode(
-        views, num_prompt, max_tokens
-    )
+        return pick_colocated(workers.for_colocated(num_prompt, max_tokens), num_prompt, max_tokens)
+    for exclude in (request.excluded_decode, ()):
+        views = workers.for_decode(num_prompt, max_tokens, exclude)
+        picked = pick_decode(views, num_prompt, max_tokens, exclude)
+        if picked is not None or not exclude:
+            return picked
+    return None
 
 
 def hopeless(
     request: RoutedRequest,
-    workers: Mapping[str, WorkerView],
+    workers: WorkerViews,
     absent: Mapping[str, AbsentWorker],
     mode: str,
 ) -> tuple[int, str] | None:
@@ -113,7 +117,7 @@ def hopeless(
     if request.pinned_decode is not None:
         return None
     is_colocated = (request.mode or mode) == "colocated"
-    able = [view.address for view in workers.values() if is_colocated or view.is_decode()]
+    able = workers.shapes(is_colocated)
     if not able:
         coming = [worker.role for worker in absent.values() if worker.is_coming]
         if any(is_colocated or role in DECODE_ROLES for role in coming):
@@ -128,14 +132,14 @@ def hopeless(
     return None
 
 
-def is_prefill_expected(workers: Mapping[str, WorkerView], absent: Mapping[str, AbsentWorker]) -> bool:
+def is_prefill_expected(workers: WorkerViews, absent: Mapping[str, AbsentWorker]) -> bool:
     """A prefill worker that cannot be used now may be usable soon: it comes back, or drains for a restart."""
     return any(worker.is_coming and worker.role in PREFILL_ROLES for worker in absent.values()) or any(
         view.is_prefill() and not view.is_available for view in workers.values()
     )
 
 
-def promise(request: RoutedRequest, workers: Mapping[str, WorkerView], now: float) -> None:
+def promise(request: RoutedRequest, workers: WorkerViews, now: float) -> None:
     """Count what the attempt will take from its workers."""
     decode = workers[request.decode_worker]
     decode.assigned_blocks[request.request_id] = blocks_needed(
@@ -145,16 +149,22 @@ def promise(request: RoutedRequest, workers: Mapping[str, WorkerView], now: floa
     if not prefiller.queued_prompt_tokens:
         prefiller.prefilling_since = now
     prefiller.queued_prompt_tokens[request.request_id] = request.num_prompt_tokens
+    for view in (prefiller, decode):
+        workers.changed(view)
 
 
-def withdraw(request: RoutedRequest, workers: Mapping[str, WorkerView]) -> None:
-    """Take every promise of a request back."""
-    for view in workers.values():
-        view.queued_prompt_tokens.pop(request.request_id, None)
-        view.assigned_blocks.pop(request.request_id, None)
+def withdraw(request: RoutedRequest, workers: WorkerViews) -> None:
+    """Take every promise of a request's current attempt back; there are no others."""
+    for worker_id in (request.prefill_worker, request.decode_worker):
+        view = workers.get(worker_id)
+        if view is not None:
+            tokens = view.queued_prompt_tokens.pop(request.request_id, None)
+            blocks = view.assigned_blocks.pop(request.request_id, None)
+            if tokens is not None or blocks is not None:
+                workers.changed(view)
 
 
-def start_messages(request: RoutedRequest, workers: Mapping[str, WorkerView], kv_path: str) -> list[Send]:
+def start_messages(request: RoutedRequest, workers: WorkerViews, kv_path: str) -> list[Send]:
     """What the chosen workers must be told; decode first, so that it usually knows the request at its OPEN."""
     if not request.prefill_worker:
         local = StartLocal(

@@ -112,6 +112,11 @@ class HandoffForecast:
 
     # --- forecasts --------------------------------------------------------------------------------------------
 
+    @property
+    def can_foresee(self) -> bool:
+        """A prefill was measured; before that there is no estimate of anything."""
+        return self._any_prefill.near(1) is not None
+
     def choose(
         self, prompt: Prompt, prefill: WorkerView, decode: WorkerView, streams: Mapping[str, int], now: float
     ) -> HandoffChoice:

@@ -11,7 +11,7 @@ from cluster.dispatch import withdraw
 from cluster.events import Event, RequestFailed, RequestFinished, TokensDelivered
 from cluster.routed_request import RoutedRequest
 from cluster.router_messages import Emit, Fail, Instruction, Send
-from cluster.selection import WorkerView
+from cluster.worker_views import WorkerViews
 
 SOURCE: Final = "router"
 
@@ -22,7 +22,7 @@ class OpenRequests:
     def __init__(self) -> None:
         self.requests: dict[str, RoutedRequest] = {}
         self.queue: deque[str] = deque()
-        self.workers: dict[str, WorkerView] = {}
+        self.workers = WorkerViews()
         self.absent: dict[str, AbsentWorker] | None = None  # None: nothing was said of the workers yet
         self.out: list[Instruction] = []
         self.now = 0.0

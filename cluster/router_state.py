@@ -50,6 +50,7 @@ from cluster.router_messages import (
     WorkersListed,
 )
 from cluster.selection import WorkerView
+from cluster.worker_views import WorkerViews
 
 TOKEN_LOG_INTERVAL_S: Final = 0.2
 
@@ -71,7 +72,7 @@ class RouterState:
         return self._open.requests
 
     @property
-    def workers(self) -> dict[str, WorkerView]:
+    def workers(self) -> WorkerViews:
         return self._open.workers
 
     @property
@@ -93,8 +94,10 @@ class RouterState:
             case WorkersListed():
                 self._list_workers(stimulus)
             case WorkerConnected(worker_id):
-                if worker_id in self.workers:
-                    self.workers[worker_id].connected = True
+                view = self.workers.get(worker_id)
+                if view is not None:
+                    view.connected = True
+                    self.workers.changed(view)
             case WorkerLost(worker_id, detail):
                 self._attempts.worker_lost(worker_id, detail)
                 self._forecast.forget(worker_id)
@@ -250,10 +253,12 @@ class RouterState:
             view = self.workers.setdefault(worker_id, WorkerView(address))
             view.address = address
             view.set_draining(worker_id in listed.draining, self._open.now)
+        self.workers.listed()
 
     def _tell_drained(self) -> None:
         """Once per drain, when nothing is left on the worker."""
-        for worker_id, view in self.workers.items():
+        for view in self.workers.draining:
+            worker_id = view.worker_id
             if view.draining_since is None or view.is_drained:
                 continue
             if not any(request.is_on(worker_id) for request in self.requests.values()):
@@ -281,10 +286,12 @@ class RouterState:
                 num_tokens = request.num_prompt_tokens + len(request.output_token_ids)
                 self._forecast.prefilled(worker_id, num_tokens, message.compute_s)
             self._holds(worker_id, request)
-            for view in self.workers.values():
+            view = self.workers.get(request.prefill_worker or request.decode_worker)
+            if view is not None:
                 if next(iter(view.queued_prompt_tokens), "") == request.request_id:
                     view.prefilling_since = self._open.now  # the next one's turn
                 view.queued_prompt_tokens.pop(request.request_id, None)
+                self.workers.changed(view)
             if request.phase is Phase.PREFILL:
                 request.phase = Phase.TRANSFER if request.prefill_worker else Phase.DECODE
         elif isinstance(message, DecodeAdopted):

@@ -7,6 +7,27 @@ from cluster.control import WorkerAddress
 from cluster.worker_roles import DECODE_ROLES, PREFILL_ROLES
 
 
+class Promises(dict[str, int]):
+    """Request id -> how much it was promised; ``total`` is their sum. Changed by assignment, ``pop`` and ``clear``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __setitem__(self, request_id: str, amount: int) -> None:
+        self.total += amount - self.get(request_id, 0)
+        super().__setitem__(request_id, amount)
+
+    def pop(self, request_id: str, default: int | None = None) -> int | None:  # type: ignore[override]
+        amount = super().pop(request_id, None)
+        self.total -= amount or 0
+        return default if amount is None else amount
+
+    def clear(self) -> None:
+        super().clear()
+        self.total = 0
+
+
 @dataclass(slots=True)
 class WorkerView:
     """What the router knows of one ready worker: its address and what the router itself put there.
@@ -19,12 +40,8 @@ class WorkerView:
     draining_since: float | None = None  # it takes no new requests
     is_drained: bool = False  # and nothing is left on it
     prefilling_since: float = 0.0  # the first of the queued prompts is computed since then
-    queued_prompt_tokens: dict[str, int] = field(
-        default_factory=dict
-    )  # request id -> prompt tokens to prefill
-    assigned_blocks: dict[str, int] = field(
-        default_factory=dict
-    )  # request id -> blocks it may need to decode
+    queued_prompt_tokens: Promises = field(default_factory=Promises)  # to prefill
+    assigned_blocks: Promises = field(default_factory=Promises)  # it may need to decode
 
     @property
     def worker_id(self) -> str:
@@ -37,7 +54,7 @@ class WorkerView:
 
     @property
     def num_queued_prompt_tokens(self) -> int:
-        return sum(self.queued_prompt_tokens.values())
+        return self.queued_prompt_tokens.total
 
     @property
     def num_assigned(self) -> int:
@@ -46,7 +63,7 @@ class WorkerView:
     @property
     def free_blocks(self) -> int:
         """Blocks not promised to anybody: total less the promises."""
-        return self.address.total_blocks - sum(self.assigned_blocks.values())
+        return self.address.total_blocks - self.assigned_blocks.total
 
     @property
     def state(self) -> str:

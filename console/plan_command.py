@@ -2,14 +2,17 @@
 
 Links are profiles (1gbe, 10gbe, ...) or rates (40gbit). The prefill rate is --prefill-tps, or the one that the
 youngest run of this model measured on this machine; with --target it is a GPU system's, from published figures.
+With --trace the question is another one: how many prefill and how many decode workers for these requests and limits.
 """
 
 import argparse
 import dataclasses
+import importlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from cluster.planner import PlanLink, kv_bytes_per_token, plan_table, plan_verdict
 from cluster.profile import builtin_profiles, load_profile
@@ -19,13 +22,27 @@ from cluster.units import format_bits_per_s, parse_bits_per_s
 from console import plan_target
 from console.errors import UserError
 from console.plan_text import plan_text
-from console.summary_text import read_summary
+from console.summary_text import MIN_SERVED_TOKENS, prefill_figure, read_summary
+from console.up import DEFAULT_PROFILE
 from engine.dtypes import resolve_dtype
 from engine.model_ids import ModelError, resolve_model
 
 DEFAULT_MODEL: Final = "tiny"
 DEFAULT_TOKENS: Final = "100,1000,8000"
 DEFAULT_LINKS: Final = "1gbe,10gbe,100gbe"
+
+_TRACE_ONLY: Final = (
+    "slo",
+    "nodes",
+    "profile",
+    "engine",
+    "like",
+    "speed",
+    "lengths",
+    "requests",
+    "out",
+    "validate",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +79,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list-targets", action="store_true", help="list the GPU systems and their links")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    sizing = parser.add_argument_group("how many workers of each role", "simulates the requests of a trace")
+    sizing.add_argument("--trace", type=Path, metavar="FILE", help="Azure's CSV or Mooncake's JSON lines")
+    sizing.add_argument("--slo", metavar="LIMITS", help="default: ttft=2s,itl=50ms; also tpot, e2el")
+    sizing.add_argument(
+        "--nodes", type=int, metavar="N", help="workers in all (default: as many as are needed)"
+    )
+    sizing.add_argument("--profile", metavar="NAME|FILE", help="the workers' engine, link and router")
+    sizing.add_argument(
+        "--engine",
+        type=Path,
+        metavar="FILE",
+        help="engine.json of bench engine --out (default: measure for some seconds)",
+    )
+    sizing.add_argument(
+        "--like",
+        metavar="RUN",
+        help="correct the forecast by what the requests of this run took, whatever its load and split were",
+    )
+    sizing.add_argument("--speed", type=float, metavar="X", help="X times as fast")
+    sizing.add_argument("--lengths", type=float, metavar="X", help="prompts and answers X times as long")
+    sizing.add_argument("--requests", type=int, metavar="N", help="only the first N")
+    sizing.add_argument("--out", type=Path, metavar="FILE", help="also draw it; .png or .svg")
+    sizing.add_argument(
+        "--validate",
+        nargs="?",
+        const="1:1",
+        metavar="P:D",
+        help="run the trace on a real cluster too, and print forecast beside measured (default: 1:1)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.trace is not None:
+        return _run_trace(args)
+    for option in _TRACE_ONLY:
+        if vars(args)[option] is not None:
+            raise UserError(f"--{option} needs --trace FILE")
     if args.list_targets:
         return plan_target.list_targets(as_json=args.json)
     if args.target is not None:
@@ -77,6 +128,21 @@ def run(args: argparse.Namespace) -> int:
         args.dtype or "auto",
         as_json=args.json,
     )
+
+
+def _run_trace(args: argparse.Namespace) -> int:
+    refused: dict[str, Any] = {
+        "prefill-tps": args.prefill_tps,
+        "target": args.target,
+        "list-targets": args.list_targets or None,
+        "tokens": None if args.tokens == DEFAULT_TOKENS else args.tokens,
+    }
+    for option, value in refused.items():
+        if value is not None:
+            raise UserError(f"--{option} does not go with --trace")
+    link = None if args.link is None else _parse_link(args.link)
+    args.profile = args.profile or DEFAULT_PROFILE
+    return int(importlib.import_module("console.plan_trace").run(args, link))
 
 
 def _run_target(args: argparse.Namespace) -> int:
@@ -126,7 +192,8 @@ def plan(model: str, tokens: str, links: str, prefill_tps: float | None, dtype: 
         )
     else:
         print(
-            "no prefill rate: no run of this model was measured here; give --prefill-tps N, or run\n"
+            f"no prefill rate: no run of this model answered {MIN_SERVED_TOKENS:,} prompt tokens here; "
+            "give --prefill-tps N, or run\n"
             f"  pdconsole up --model {model} --headless --duration 20 --load steady"
         )
     print()
@@ -177,7 +244,7 @@ def _prefill_rate(model: str, dtype: str, given: float | None) -> PrefillRate | 
         return PrefillRate(given, "given")
     for record in reversed(list_runs()):
         summary = read_summary(record.path) or {}
-        measured = summary.get("prefill_tokens_per_s")
+        measured = prefill_figure(summary, "prefill_tokens_per_s")
         if measured and summary.get("model") == model and summary.get("dtype") == dtype:
-            return PrefillRate(float(measured), f"measured in run {record.run}")
+            return PrefillRate(measured, f"measured in run {record.run}")
     return None

@@ -23,7 +23,7 @@ from cluster.targets import (
 from cluster.units import format_bits_per_s
 from console.errors import UserError
 from console.plan_text import plan_text
-from console.summary_text import read_summary
+from console.summary_text import prefill_figure, read_summary
 from console.text_format import clean
 
 
@@ -56,12 +56,12 @@ def resolve(text: str, links: str | None) -> tuple[Target, list[str]]:
 
 
 def measured_here() -> MeasuredHere | None:
-    """From the youngest run that prefilled anything; None where there is none."""
+    """From the youngest run that served enough to have measured it; None where there is none."""
     for record in reversed(list_runs()):
         summary = read_summary(record.path) or {}
-        b_star = summary.get("b_star_bytes_per_s")
+        b_star = prefill_figure(summary, "b_star_bytes_per_s")
         if b_star:
-            return MeasuredHere(record.run, str(summary.get("model", "")), float(b_star))
+            return MeasuredHere(record.run, str(summary.get("model", "")), b_star)
     return None
 
 

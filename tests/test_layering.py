@@ -26,6 +26,9 @@ ENGINE_PLAIN = {
     "engine.benchmark_plan",
     "engine.benchmark_result",
     "engine.step_cost",
+    "engine.scheduler",
+    "engine.sequence",
+    "engine.block_allocator",
     "engine.model_ids",
     "engine.tokenizer",
     "engine.chat_template",
@@ -34,7 +37,7 @@ ENGINE_PLAIN = {
     "engine.gguf_file",
     "engine.gguf_tensors",
 }
-"""The part of the engine without torch: plain data, names of models, text."""
+"""The part of the engine without torch: plain data, what runs in a step, names of models, text."""
 
 CLUSTER_PROCESSES = (
     "cluster.router",
@@ -58,6 +61,7 @@ WITHOUT_TORCH = (
     "console.headless",
     "console.interactive",
     "console.load_command",
+    "console.plan_trace",
     "console.up",
 )
 
