@@ -21,11 +21,11 @@ help:  ## what can be made
 up: $(RUNTIME)  ## start a cluster and the console; ARGS="--profile 1gbe" and the like go to pdconsole up
 	$(BIN)/pdconsole up --profile 10gbe $(ARGS)
 
-# Tests that start clusters use every core themselves: they run one by one, the rest side by side.
+# Tests that start clusters use every core themselves: two at a time, after the rest.
 test: check  ## everything in make check, then the whole test suite; ARGS="tests/engine -x" narrows it
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/pytest -m "not slow" -n auto --dist loadfile
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 2 --dist loadfile
 else
 	$(BIN)/pytest $(ARGS)
 endif

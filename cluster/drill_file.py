@@ -31,7 +31,7 @@ from cluster.drill import (
 from cluster.drill_checks import nearest, problem_in
 from cluster.drill_expectation import parse_expectation
 from cluster.drill_figures import FIGURES
-from cluster.profile import ProfileError, load_profile
+from cluster.profile import ProfileError, given_on, load_profile
 
 _SOME_PROFILE: Final = "loopback"
 
@@ -139,7 +139,7 @@ def _settings_problem(drill: Drill) -> str:
     try:
         load_profile(_SOME_PROFILE, DRILL_PROFILE | drill.settings)
     except ProfileError as error:
-        return "[profile] " + str(error).removeprefix("--set ").rpartition(".toml: ")[2]
+        return "[profile] " + str(error).removeprefix("--set ").removeprefix(f"{given_on(_SOME_PROFILE)}: ")
     return ""
 
 

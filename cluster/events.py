@@ -134,7 +134,8 @@ class WorkerFailed(EventBase, frozen=True, kw_only=True, tag="worker_failed"):
 
 
 class HeartbeatMissed(EventBase, frozen=True, kw_only=True, tag="heartbeat_missed"):
-    """The process did not answer for so long, or (``part`` "engine") its engine did not end a step. It is killed."""
+    """The process did not answer for so long, (``part`` "engine") its engine did not end a step, or ("start") it was
+    not ready so long after its start. It is killed."""
 
     worker_id: str
     silent_s: float

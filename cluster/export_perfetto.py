@@ -37,7 +37,7 @@ from cluster.events import (
 )
 from cluster.metrics import RunMetrics
 from cluster.request_timeline import TTFT_PARTS, RequestTimeline
-from cluster.run_log import read_events
+from cluster.run_log import PassedOver, read_events
 
 _CLIENTS: Final = 1
 _LANES: Final = 3  # tracks of one request in a worker: prefill, transfer, decode
@@ -46,10 +46,10 @@ _PREFILL, _TRANSFER, _DECODE = range(_LANES)
 Record = dict[str, Any]
 
 
-def to_perfetto(log: Path) -> bytes:
+def to_perfetto(log: Path, passed: PassedOver) -> bytes:
     """One JSON document; times in microseconds from the run's first event. Raises OSError and RunLogError."""
     trace = _Trace()
-    for event in read_events(log):
+    for event in read_events(log, passed):
         trace.fold(event)
     return msgspec.json.encode({"traceEvents": list(trace.records()), "displayTimeUnit": "ms"})
 

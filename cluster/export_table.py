@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cluster.metrics import RunMetrics
 from cluster.request_timeline import TTFT_PARTS, RequestTimeline
-from cluster.run_log import read_events
+from cluster.run_log import PassedOver, read_events
 from cluster.samples import percentiles
 
 COLUMNS: Final = (
@@ -39,36 +39,36 @@ class MissingLibraryError(Exception):
     """A format needs a library that is not installed; the message names it."""
 
 
-def rows_of(log: Path) -> Iterator[tuple[Cell, ...]]:
+def rows_of(log: Path, passed: PassedOver) -> Iterator[tuple[Cell, ...]]:
     """Cells in the order of COLUMNS; None: not measured. Raises OSError and RunLogError."""
     metrics = RunMetrics(keep=None)
     first_at: float | None = None
-    for event in read_events(log):
+    for event in read_events(log, passed):
         first_at = event.at if first_at is None else first_at
         metrics.fold(event)
     for timeline in metrics.timelines.values():
         yield tuple(_row(timeline, first_at or 0.0))
 
 
-def to_csv(log: Path) -> bytes:
+def to_csv(log: Path, passed: PassedOver) -> bytes:
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for row in rows_of(log):
+    for row in rows_of(log, passed):
         writer.writerow([_csv_cell(value) for value in row])
     return out.getvalue().encode()
 
 
-def to_parquet(log: Path) -> bytes:
+def to_parquet(log: Path, passed: PassedOver) -> bytes:
     """Raises MissingLibraryError without pyarrow."""
     try:
         pa = importlib.import_module("pyarrow")
         pq = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise MissingLibraryError(
-            "format parquet needs pyarrow, which is not installed: pip install 'pdconsole[parquet]'"
+            "format parquet needs pyarrow, which is not installed: pip install pyarrow"
         ) from error
-    columns: list[list[Cell]] = [list(column) for column in zip(*rows_of(log), strict=True)]
+    columns: list[list[Cell]] = [list(column) for column in zip(*rows_of(log, passed), strict=True)]
     columns = columns or [[] for _ in COLUMNS]
     fields = [pa.field(name, _arrow_type(pa, name)) for name in COLUMNS]
     arrays = [pa.array(column, type=field.type) for column, field in zip(columns, fields, strict=True)]

@@ -17,7 +17,7 @@ import msgspec
 from cluster.events import RunStarted, TextDelivered, TokensDelivered
 from cluster.metrics import RunMetrics
 from cluster.request_timeline import RequestTimeline
-from cluster.run_log import read_events
+from cluster.run_log import PassedOver, read_events
 from cluster.samples import percentiles
 
 _PERCENTILES: Final = (50, 90, 99)
@@ -25,13 +25,13 @@ _PERCENTILES: Final = (50, 90, 99)
 _Value = TypeVar("_Value")
 
 
-def to_vllm_bench(log: Path) -> bytes:
+def to_vllm_bench(log: Path, passed: PassedOver) -> bytes:
     """One JSON document. Raises OSError and RunLogError."""
     metrics = RunMetrics(keep=None)
     texts: dict[str, list[str]] = {}
     per_second: Counter[int] = Counter()
     started: RunStarted | None = None
-    for event in read_events(log):
+    for event in read_events(log, passed):
         metrics.fold(event)
         if isinstance(event, RunStarted):
             started = event

@@ -43,6 +43,7 @@ class RequestResult:
     finish_reason: str = ""
     num_chunks: int = 0
     retry_after_s: float | None = None
+    complaint: str = ""  # the message of an answer that is an error, "" where it had none
 
 
 class _Choice(msgspec.Struct):
@@ -64,9 +65,19 @@ class ServedModel(msgspec.Struct):
     max_model_len: int = 0
 
 
+class _Refusal(msgspec.Struct):
+    message: str
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Refusal
+
+
 class _ModelList(msgspec.Struct):
     data: list[ServedModel]
 
+
+_MAX_ERROR_BYTES: Final = 16_384
 
 _chunk_decoder: Final = msgspec.json.Decoder(_Chunk)
 
@@ -121,9 +132,12 @@ class LoadClient:
             request_id = response.headers.get(ID_HEADER, "")
             if response.status != 200:
                 retry_after_s = _seconds(response.headers.get("Retry-After", ""))
-                failure = f"http_{response.status}"
                 return RequestResult(
-                    label, failure=failure, request_id=request_id, retry_after_s=retry_after_s
+                    label,
+                    failure=f"http_{response.status}",
+                    request_id=request_id,
+                    retry_after_s=retry_after_s,
+                    complaint=await _complaint(response),
                 )
             async for chunk in _chunks(response):
                 if chunk.error is not None:
@@ -181,6 +195,20 @@ def _request_body(request: PlannedRequest, model_id: str) -> bytes:
 def _seconds(text: str) -> float | None:
     """What a Retry-After in seconds says; None for a date or nothing."""
     return float(text) if text.isascii() and text.isdigit() else None
+
+
+async def _complaint(response: aiohttp.ClientResponse) -> str:
+    """What an error in the API's shape says; "" for another body, a cut one, or one beyond the bound."""
+    body = b""
+    try:
+        while len(body) < _MAX_ERROR_BYTES:
+            piece = await response.content.read(_MAX_ERROR_BYTES - len(body))
+            if not piece:
+                return msgspec.json.decode(body, type=_ErrorBody).error.message
+            body += piece
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        pass  # the status was told, and it is what counts
+    return ""
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[_Chunk]:

@@ -224,6 +224,11 @@ class ProcessSet:
                 heard_at[slot.process_id] = max(child.heard_at, child.ready_at)
                 child.send(Ping(seq=self._ping_seq))
             elif now - child.spawned_at > self._limits.start_timeout_s:
+                if slot.kill_cause != "hang":
+                    limit_s = self._limits.start_timeout_s
+                    self._emit(
+                        HeartbeatMissed(at=now, worker_id=slot.process_id, silent_s=limit_s, part="start")
+                    )
                 slot.kill(signal.SIGKILL, "hang")
         for process_id, silent_s in self._heartbeats.silent(heard_at, now).items():
             slot = self._slots[process_id]

@@ -5,7 +5,9 @@ and the nearest valid one. Values are checked on loading, once, so that nothing 
 """
 
 import difflib
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -191,18 +193,28 @@ def load_profile(name_or_file: str, overrides: dict[str, Any] | None = None) -> 
             given = loads.setdefault(name, {})
             if isinstance(given, dict):
                 loads[name] = msgspec.to_builtins(load) | given
-    return profile_from_tree(tree, str(path))
+    given = dict.fromkeys(overrides or {}, given_on(name_or_file))
+    return profile_from_tree(tree, str(path), given)
 
 
-def profile_from_tree(tree: dict[str, Any], where: str) -> Profile:
-    """Check types and ranges. Raises ProfileError."""
+def given_on(profile: str) -> str:
+    """Whom an error blames for a key that was laid over ``profile``."""
+    return f"given on top of profile {profile}"
+
+
+def profile_from_tree(tree: dict[str, Any], where: str, given: Mapping[str, str] | None = None) -> Profile:
+    """Check types and ranges. ``given``: where a key comes from (dotted key -> words) that is not from ``where``.
+
+    Raises ProfileError that says which of them is to blame.
+    """
     try:
         profile = msgspec.convert(tree, Profile)
     except msgspec.ValidationError as error:
-        raise ProfileError(f"{where}: {_readable(str(error))}") from error
+        wrong_type = _readable(str(error))
+        raise ProfileError(f"{_to_blame(wrong_type, where, given)}: {wrong_type}") from error
     problem = problem_in(msgspec.to_builtins(profile))
     if problem:
-        raise ProfileError(f"{where}: {problem}")
+        raise ProfileError(f"{_to_blame(problem, where, given)}: {problem}")
     return profile
 
 
@@ -253,6 +265,12 @@ def _check_keys(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, 
             for name, load in value.items():
                 if isinstance(load, dict):
                     _check_keys(load, LoadSection, where, f"load.{name}.")
+
+
+def _to_blame(problem: str, where: str, given: Mapping[str, str] | None) -> str:
+    """A problem names the keys it is about; one that was given counts before what the file says."""
+    keys = re.findall(r"[\w.-]+", problem)
+    return next((words for key, words in (given or {}).items() if key in keys), where)
 
 
 def _readable(error: str) -> str:

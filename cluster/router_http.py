@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -52,6 +52,7 @@ class RouterHttp:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{id:.+}", self._one_model)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._prometheus)
         app.router.add_get("/events", self._events)
@@ -152,8 +153,17 @@ class RouterHttp:
     # --- the rest ---------------------------------------------------------------------------------------------
 
     async def _models(self, _: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def _one_model(self, http: web.Request) -> web.Response:
+        asked = http.match_info["id"]
+        if asked != self._model_id:
+            return _error(404, f"model {asked[:128]!r} is not served here; allowed: {self._model_id!r}")
+        return _json(self._card())
+
+    def _card(self) -> dict[str, Any]:
         card = {"id": self._model_id, "object": "model", "created": self._started_at, "owned_by": "pdconsole"}
-        return _json({"object": "list", "data": [{**card, "max_model_len": self._model.max_model_len}]})
+        return {**card, "max_model_len": self._model.max_model_len}
 
     async def _health(self, _: web.Request) -> web.Response:
         workers = {worker.worker_id: worker.state for worker in self._router.state.workers.values()}

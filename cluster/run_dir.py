@@ -177,7 +177,10 @@ def list_runs(home: Path | None = None) -> list[RunRecord]:
 
 
 def find_run(name: str, home: Path | None = None) -> RunRecord:
-    """A run by name, by the beginning of its name, by its directory, or ``latest``. Raises RunDirError."""
+    """A run by its directory or that one's name, by its own name or the beginning of it, or ``latest``.
+
+    The name of a directory wins: a copy of a run beside it goes by the same name. Raises RunDirError.
+    """
     if (Path(name) / LOG_DIR).is_dir():
         return _record(Path(name).absolute())
     runs = list_runs(home)
@@ -185,11 +188,15 @@ def find_run(name: str, home: Path | None = None) -> RunRecord:
         raise RunDirError(f"no runs in {home if home is not None else runs_home()}")
     if name == "latest":
         return runs[-1]
-    found = [run for run in runs if run.run == name] or [run for run in runs if run.run.startswith(name)]
+    found = (
+        [run for run in runs if run.path.name == name]
+        or [run for run in runs if run.run == name]
+        or [run for run in runs if run.run.startswith(name) or run.path.name.startswith(name)]
+    )
     if len(found) == 1:
         return found[0]
     what = "is not the name of a run" if not found else f"fits {len(found)} runs"
-    raise RunDirError(f"run {name!r} {what}; the latest are {', '.join(run.run for run in runs[-3:])}")
+    raise RunDirError(f"run {name!r} {what}; the latest are {', '.join(run.path.name for run in runs[-3:])}")
 
 
 def latest_run(home: Path | None = None, *, alive_only: bool = False) -> RunRecord | None:

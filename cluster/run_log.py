@@ -5,8 +5,8 @@ waits for the rest; a reader of a finished log that ends in half a line (the wri
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -67,6 +67,23 @@ class DamagedLine:
     problem: str
 
 
+@dataclass(slots=True)
+class PassedOver:
+    """Counts the damaged lines of one log, however often it is read: the ``on_damaged`` of who only says so."""
+
+    numbers: set[int] = field(default_factory=set)
+
+    def __call__(self, line: DamagedLine) -> None:
+        self.numbers.add(line.number)
+
+    def __str__(self) -> str:
+        """Empty when there was none."""
+        if not self.numbers:
+            return ""
+        count = len(self.numbers)
+        return f"{count} damaged line{'s' * (count > 1)} passed over (first: line {min(self.numbers)})"
+
+
 class LogTail:
     """Reads a log as it grows. Not a thread: call it when it suits."""
 
@@ -103,16 +120,28 @@ class LogTail:
         return [decode_line(line, number) for number, line in enumerate(lines, first)]
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """Every whole event of a log, in order; a last line cut off by a crash is dropped. Raises RunLogError."""
+def read_events(path: Path, on_damaged: Callable[[DamagedLine], None] | None = None) -> Iterator[Event]:
+    """Every whole event of a log, in order; a last line cut off by a crash is dropped.
+
+    Raises RunLogError for a damaged line; with ``on_damaged``, which is told of each, only for a log without one event.
+    """
+    first: DamagedLine | None = None
+    any_event = False
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                return
+                break
             found = decode_line(line, number)
-            if isinstance(found, DamagedLine):
+            if not isinstance(found, DamagedLine):
+                any_event = True
+                yield found
+            elif on_damaged is None:
                 raise RunLogError(_complaint(path, found))
-            yield found
+            else:
+                first = first or found
+                on_damaged(found)
+    if first is not None and not any_event:
+        raise RunLogError(_complaint(path, first))
 
 
 def decode_line(line: bytes, number: int) -> Event | DamagedLine:

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 from cluster.run_dir import RunDirError, find_run
-from cluster.run_log import EVENTS_FILE, RunLogError, read_events
+from cluster.run_log import EVENTS_FILE, PassedOver, RunLogError, read_events
 from console.errors import UserError
 from console.run_chart_data import ChartData, chart_data
+from console.summary_text import tell_passed
 
 _ENDINGS = (".png", ".svg")
 
@@ -46,8 +47,11 @@ def load_chart_data(run: str) -> ChartData:
     """Raises UserError for an unknown run or a log that cannot be read."""
     try:
         record = find_run(run)
-        return chart_data(record.path.name, read_events(record.path / EVENTS_FILE))
+        passed = PassedOver()
+        data = chart_data(record.path.name, read_events(record.path / EVENTS_FILE, passed))
     except (RunDirError, RunLogError) as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"run {run}: its log cannot be read: {error.strerror}") from error
+    tell_passed(data.run, passed)
+    return data

@@ -7,8 +7,9 @@ from pathlib import Path
 from cluster.export import FORMATS, ExportError, export_run, write_export
 from cluster.export_table import MissingLibraryError
 from cluster.run_dir import RunDirError, find_run
-from cluster.run_log import RunLogError
+from cluster.run_log import PassedOver, RunLogError
 from console.errors import EXIT_ENVIRONMENT, UserError
+from console.summary_text import tell_passed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +32,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def export(run_name: str, fmt: str, output: str) -> int:
-    """Exit code 0. Raises UserError for an unknown run or format, a damaged log, a place that cannot be written, a
-    library that is not installed."""
+    """Exit code 0. Raises UserError for an unknown run or format, a log without an event, a place that cannot be
+    written, a library that is not installed."""
+    passed = PassedOver()
     try:
-        content = export_run(find_run(run_name).path, fmt)
+        record = find_run(run_name)
+        content = export_run(record.path, fmt, passed)
+        tell_passed(record.path.name, passed)
         if output == "-":
             sys.stdout.buffer.write(content)
             sys.stdout.flush()

@@ -66,7 +66,7 @@ from console.text_format import (
     short_id,
     short_worker,
 )
-from console.worker_view import exit_words
+from console.worker_view import exit_words, not_started_words
 
 NOTABLE: Final = "notable"
 FAULTS: Final = "faults"
@@ -149,6 +149,8 @@ def _process_line(event: Event) -> Line | None:
             )
         case WorkerFailed():
             return Line(FAULTS, f"{event.worker_id} FAILED, not restarted: {event.reason}", "bad")
+        case HeartbeatMissed(part="start"):
+            return Line(FAULTS, f"{event.worker_id} {not_started_words(event)}", "bad")
         case HeartbeatMissed():
             return Line(FAULTS, f"{event.worker_id} SILENT for {event.silent_s:.1f} s", "warn")
         case LinkConfigured():
@@ -230,7 +232,8 @@ def _transfer_line(event: Event) -> Line | None:
             rate = event.wire_bytes / event.busy_s / 1e6 if event.busy_s > 0 else 0.0
             text = (
                 f"{short_id(event.request_id)} transferred {format_bytes(event.wire_bytes)} {event.codec} in "
-                f"{format_ms(event.duration_s * 1000)}, exposed {format_ms(event.exposed_s * 1000)}, {rate:,.0f} MB/s"
+                f"{format_ms(event.duration_s * 1000)}, exposed {format_ms(event.exposed_s * 1000)}, "
+                f"{rate:,.0f} MB/s while busy"
             )
             return Line(TRANSFERS, text, "good", routine=event.raw_bytes < BIG_TRANSFER_BYTES)
         case TransferFailed():

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -38,6 +39,7 @@ from cluster.trace import (
 )
 from console.errors import EXIT_ENVIRONMENT, UserError
 from console.signals import Signals
+from console.text_format import clean
 from console.up import DEFAULT_PROFILE
 from engine.model_ids import ModelError
 
@@ -45,6 +47,8 @@ BURST: Final = "burst"
 DRAIN_S: Final = 30.0
 MAX_TRACE_IN_FLIGHT: Final = 512
 """Requests of a trace open at once; those beyond it are skipped and counted."""
+
+MAX_COMPLAINT_CHARS: Final = 400
 
 _PERCENTILES: Final = (50, 90, 99)
 
@@ -67,17 +71,20 @@ class Trace:
 
 @dataclass(slots=True)
 class ClientSamples:
-    """Latencies of the requests that finished, in ms."""
+    """Latencies of the requests that finished, in ms; of the others, what the server said to the first of a kind."""
 
     ttft_ms: Samples = field(default_factory=Samples)
     itl_ms: Samples = field(default_factory=Samples)
     e2el_ms: Samples = field(default_factory=Samples)
+    complaints: dict[str, str] = field(default_factory=dict)  # failure -> message
 
     def add(self, result: RequestResult) -> None:
         if not result.failure:
             self.ttft_ms.add(result.ttft_s * 1000.0)
             self.itl_ms.extend(gap * 1000.0 for gap in result.itl_s)
             self.e2el_ms.add(result.e2el_s * 1000.0)
+        elif result.complaint:
+            self.complaints.setdefault(result.failure, result.complaint)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +146,8 @@ def _trace(args: argparse.Namespace) -> Trace | None:
 
 
 def _target(args: argparse.Namespace) -> Target:
-    if args.url:
+    if args.url is not None:
+        _check_url(args.url)
         return Target(args.url, load_profile(args.profile or DEFAULT_PROFILE))
     record = find_run(args.run) if args.run else latest_run(alive_only=True)
     if record is None or record.info is None or not record.is_alive:
@@ -148,6 +156,16 @@ def _target(args: argparse.Namespace) -> Target:
             f"{which}; start one with pdconsole up, or name it with --run DIR or --url", EXIT_ENVIRONMENT
         )
     return Target(record.info.url, load_profile(args.profile) if args.profile else record.info.profile)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        is_one = False
+    if not is_one:
+        raise UserError(f"--url is {url!r}; allowed is a URL like http://127.0.0.1:8765")
 
 
 def _with_options(profile: Profile, args: argparse.Namespace) -> Profile:
@@ -198,8 +216,8 @@ async def _drive(args: argparse.Namespace, target: Target, trace: Trace | None) 
     report = _report(args.name, target.url, generator, samples, time.monotonic() - began_at)
     if scaled is not None:
         report["trace"] = {
-            "sent_from": scaled.in_file, "prompts_cut": scaled.cut_prompts, "answers_cut": scaled.cut_outputs,
-            "detail": scaled.detail,
+            "sent_from": scaled.in_file, "requests": len(scaled.requests), "prompts_cut": scaled.cut_prompts,
+            "answers_cut": scaled.cut_outputs, "detail": scaled.detail,
         }  # fmt: skip
     print(json.dumps(report, indent=2) if args.json else _text(report))
     if signals.count and args.duration is not None:
@@ -263,6 +281,7 @@ def _report(
             "cancelled": counts.cancelled,
             "skipped": counts.skipped,
             "failures": dict(counts.failures),
+            "complaints": samples.complaints,
         },
         "ttft_ms": _percentiles(samples.ttft_ms),
         "itl_ms": _percentiles(samples.itl_ms),
@@ -286,6 +305,8 @@ def _text(report: dict[str, Any]) -> str:
         lines.append(
             "failures  " + ", ".join(f"{count} {kind}" for kind, count in requests["failures"].items())
         )
+    for kind, said in requests["complaints"].items():
+        lines.append(f"first {kind}  {clean(said)[:MAX_COMPLAINT_CHARS]}")
     names = ("p50", "p90", "p99", "max")
     lines.append("".join(f"{name:>10}" for name in ("client ms", *names)))
     for label, key in (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("E2EL", "e2el_ms")):
@@ -294,7 +315,8 @@ def _text(report: dict[str, Any]) -> str:
             f"{label:>10}" + "".join(f"{'-' if value is None else f'{value:.2f}':>10}" for value in values)
         )
     if "trace" in report:
-        lines.insert(1, f"trace     {report['trace']['detail']}")
+        sent = f"{requests['sent']} of {report['trace']['requests']} requests sent"
+        lines.insert(1, f"trace     {report['trace']['detail']}; {sent}")
     lines.append(f"schedule lag p99 {report['schedule_lag_ms']['p99']:.2f} ms (lateness of this client)")
     return "\n".join(lines)
 

@@ -26,6 +26,7 @@ class OwnCost:
     skipped_redraws: int = 0
     paused: bool = False
     read_only: bool = False
+    replay: bool = False
 
 
 class CpuMeter:

@@ -4,6 +4,7 @@ Nothing here reaches a cluster: keys that would change one say so.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -16,12 +17,14 @@ from cluster.control import Command, CommandDone
 from console.actions import REPLAY, Action, bindings, footer_text
 from console.app import TOAST_S, ConsoleApp
 from console.config import Config
+from console.own_cost import OwnCost
 from console.replay_bar import bar_line
 from console.replay_clock import GO_TO_HINT, ReplayClock
 from console.replay_compare import CompareScreen, Side
 from console.replay_feed import ReplayFeed, overlay
 from console.replay_log import LogMark, ReplayLog
 from console.screens.dialog import TextDialog
+from console.screens.help import HelpScreen
 from console.screens.main import MainScreen
 from console.text_format import clean, format_stamp
 
@@ -43,6 +46,10 @@ class ReplayScreen(MainScreen):
             if widget is self._footer:
                 yield self._bar
             yield widget
+
+    def show_name(self, run: str) -> None:
+        """Whose run is shown; the header has no room for it on a small terminal."""
+        self._workers.border_title = Text(f"1 workers and links   replay of {clean(run)}")
 
     def show_bar(self, line: Text) -> None:
         self._bar.update(line, layout=False)
@@ -70,6 +77,7 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
             logs[0].path, _refuse, export, run_names[0], read_only=True, ascii_only=ascii_only,
             refresh_s=refresh_s, config=config,
         )  # fmt: skip
+        self._run_names = run_names
         tracks = overlay(logs)
         length_s = max(track.log.last_at - track.zero_at for track in tracks)
         self.replay = ReplayFeed(tracks, ReplayClock(length_s), self._moved)
@@ -108,7 +116,11 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
             self._draw_both(self._compare)
         else:
             super().draw(charts=charts)
+            self._screen.show_name(self._run_names[self._shown])
             self._show_bar()
+
+    def own_cost(self) -> OwnCost:
+        return replace(super().own_cost(), replay=True)
 
     def tell(self, text: str, *, ok: bool = True) -> None:
         """A toast only: the feed is the log's."""
@@ -121,6 +133,10 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
         return super().check_action(action, parameters)
 
     # --- actions of the table ------------------------------------------------------------------------------------
+
+    def action_help(self) -> None:
+        """Without the keys that would change a cluster."""
+        self.push_screen(HelpScreen([action for action in self.actions if not action.changes_cluster]))
 
     def action_play(self) -> None:
         self.replay.clock.toggle()

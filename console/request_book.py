@@ -29,7 +29,7 @@ from cluster.events import (
 )
 from cluster.request_filter import RequestEvent
 from console.fallback_ledger import FallbackLedger
-from console.judgement import ModeBook
+from console.judgement import BURST, STEADY, ModeBook
 from console.request_view import CANCELLED, DECODE, DONE, FAILED, MAX_TEXT, REJECTED, RequestView
 from console.series import BucketSeries
 from console.text_format import format_skipped
@@ -95,10 +95,14 @@ class RequestBook:
             case TokensDelivered():
                 gaps = request.add_tokens(event.first_position, event.token_at)
                 self.itl_ms.extend(gaps)
-                self.modes.add_gaps(request.mode, gaps)
+                self.modes.add_gaps(request.mode, request.load, gaps)
             case RequestArrived():
                 request.prompt_tokens, request.max_tokens = event.prompt_tokens, event.max_tokens
                 request.label, request.client_id = event.label, event.client_id
+                if event.label == STEADY:
+                    request.load = self.modes.loads
+                elif event.label == BURST:
+                    self.modes.bursts.begin(event.request_id, event.at)
                 request.tell(event.at, f"arrived: {event.prompt_tokens:,} prompt tokens ({event.label})")
             case RequestDispatched():
                 attempt = request.attempt(event.attempt)
@@ -151,7 +155,8 @@ class RequestBook:
             case FirstToken():
                 request.first_token, request.first_token_at = event, event.at
                 self.ttft_ms.add(event.at, event.ttft_ms)
-                self.modes.add_ttft(request.mode, event.at, event.ttft_ms)
+                self.modes.add_ttft(request.mode, request.load, event.at, event.ttft_ms)
+                self.modes.bursts.end(event.request_id, event.at)
                 request.tell(event.at, "first token sent to the client")
             case TextDelivered():
                 request.prompt_text = event.prompt or request.prompt_text
@@ -223,13 +228,14 @@ class RequestBook:
         self.transfers += 1
         self.raw_bytes += event.raw_bytes
         self.wire_bytes += event.wire_bytes
-        self.modes.transfers.append(event)
+        self.modes.add_transfer(event)
         self.kv_bytes.spread(event.at - event.duration_s, event.at, float(event.wire_bytes))
 
     def _end(self, request: RequestView, at: float, end: str, detail: str) -> None:
         if request.end:
             return
         request.close(at, end, detail)
+        self.modes.bursts.end(request.request_id, at)
         request.tell(at, f"{end}: {detail}" if detail else end)
         if end == DONE:
             self.finished += 1

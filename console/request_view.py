@@ -82,6 +82,7 @@ class RequestView:
     max_tokens: int = 0
     label: str = ""
     client_id: str = ""
+    load: str = ""  # that ran when it arrived; "" for requests that are not of its steady streams
     attempts: dict[int, AttemptView] = field(default_factory=dict)
     first_token: FirstToken | None = None
     first_token_at: float | None = None
@@ -145,6 +146,13 @@ class RequestView:
     def prefill_ms(self) -> float | None:
         attempt = self.latest
         return None if attempt is None or attempt.compute_s is None else attempt.compute_s * 1000
+
+    @property
+    def exposed_ms(self) -> float | None:
+        """Of its TTFT, once the first token is there; until then the transfer's own, which is measured otherwise."""
+        if self.first_token is not None:
+            return self.first_token.transfer_exposed_ms if self.transfer is not None else None
+        return self.transfer.exposed_s * 1000 if self.transfer is not None else None
 
     @property
     def transfer(self) -> TransferCompleted | None:

@@ -6,6 +6,7 @@ Imported late: it needs matplotlib.
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Final
 
 import numpy as np
@@ -13,10 +14,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cluster.request_timeline import TTFT_PARTS
-from console.chart_style import BAND, FAINT, INK, SERIES, chart_style, new_figure, plain, save_chart, short_ms
+from console.chart_style import (
+    BAND,
+    FAINT,
+    INK,
+    SERIES,
+    WIDTH_IN,
+    chart_style,
+    new_figure,
+    plain,
+    save_chart,
+    short_ms,
+)
 from console.run_chart_data import ChartData, transfer_rate
 
 _BINS: Final = 120
+_KEY_PT: Final = 7.0
+_KEY_LINES: Final = 2
+_KEY_ENTRY: Final = 46
+_KEY_GAP: Final = "   "
+_KEY_COLUMNS: Final = int((WIDTH_IN - 1.0) * 72 / (_KEY_PT * 0.58))
+"""Of the panel's width in points, at an average letter's width; the inch is the axis' numbers and margins."""
 _LEAST_MS: Final = 0.1  # tokens that came together have no gap, and a logarithm no zero
 _MOST_BARS: Final = 60  # requests of their own; more are drawn as means of neighbours in order of arrival
 _PART_COLOURS: Final = ("#999999", SERIES[0], SERIES[1], SERIES[3], SERIES[2], SERIES[4], INK)
@@ -102,7 +120,7 @@ def _itl(panel: Axes, data: ChartData) -> None:
 
 
 def _draw_marks(panel: Axes, data: ChartData) -> None:
-    """A line and a letter for everything that was done; the first of each letter is spelt out below the axis."""
+    """A line and a letter for everything that was done; the first of each letter is spelt out below the panel."""
     told: dict[str, str] = {}
     for mark in data.marks:
         panel.axvline(mark.at, color=FAINT, linewidth=0.7, linestyle=(0, (2, 2)), zorder=1)
@@ -116,8 +134,30 @@ def _draw_marks(panel: Axes, data: ChartData) -> None:
         )
         told.setdefault(mark.letter, mark.text)
     if told:
-        legend = "   ".join(f"{letter}: {plain(text)[:36]}" for letter, text in list(told.items())[:4])
-        panel.set_xlabel(f"seconds from the run's start      {legend}")
+        panel.annotate(
+            "\n".join(mark_key_lines(told)),
+            (0.0, 0.0),
+            xytext=(0.0, -32.0),  # below the numbers and the name of the axis
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="left",
+            va="top",
+            fontsize=_KEY_PT,
+        )
+
+
+def mark_key_lines(told: dict[str, str]) -> list[str]:
+    """What the letters stand for, in at most _KEY_LINES lines as wide as the panel; what finds no room is left out."""
+    lines: list[str] = []
+    for letter, text in told.items():
+        entry = f"{letter}: {shorten(plain(text), _KEY_ENTRY, placeholder=' ...')}"
+        if lines and len(lines[-1]) + len(_KEY_GAP) + len(entry) <= _KEY_COLUMNS:
+            lines[-1] += _KEY_GAP + entry
+        elif len(lines) < _KEY_LINES:
+            lines.append(entry)
+        else:
+            break
+    return lines
 
 
 def _ttft(panel: Axes, data: ChartData) -> None:

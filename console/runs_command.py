@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from cluster.events import Event, LinkConfigured
 from cluster.run_dir import RunDirError, RunRecord, find_run, list_runs
-from cluster.run_log import EVENTS_FILE, RunLogError, read_events
+from cluster.run_log import EVENTS_FILE, PassedOver, RunLogError, read_events
 from cluster.summary import SCHEMA, summarize
 from console.errors import UserError
 from console.feed_text import CLUSTER, FAULTS, REQUESTS, TRANSFERS, feed_line
 from console.run_page import render_page
-from console.summary_text import read_summary
+from console.summary_text import read_summary, tell_passed
 from console.text_format import clean, format_stamp
 
 MAX_EVENT_LINES: Final = 40
@@ -56,33 +56,37 @@ def show_run(name: str, *, as_json: bool) -> int:
     except RunDirError as error:
         raise UserError(str(error)) from error
     alive = record.is_alive
+    passed = PassedOver()
     try:
-        summary = _summary(record, alive=alive)
+        summary = _summary(record, passed, alive=alive)
         if summary is None:
             raise UserError(f"run {record.run} has no log: {record.path / EVENTS_FILE} is missing")
         if as_json:
             print(json.dumps(summary | {"alive": alive}, indent=2))
         else:
-            print(render_page(summary, alive=alive, path=str(record.path), event_lines=_event_lines(record)))
+            lines = _event_lines(record, passed)
+            print(render_page(summary, alive=alive, path=str(record.path), event_lines=lines))
     except RunLogError as error:
         raise UserError(str(error)) from error
+    tell_passed(record.path.name, passed)
     return 0
 
 
-def _summary(record: RunRecord, *, alive: bool) -> dict[str, Any] | None:
+def _summary(record: RunRecord, passed: PassedOver, *, alive: bool) -> dict[str, Any] | None:
     """The run's own summary; of a run that is up or ended without one, what its log says now. None: no log."""
     summary = None if alive else read_summary(record.path)
     path = record.path / EVENTS_FILE
     if (summary is None or summary.get("schema") != SCHEMA) and path.is_file():
-        summary = summarize(read_events(path))
+        summary = summarize(read_events(path, passed))
     return summary
 
 
 def _list_row(record: RunRecord) -> dict[str, Any]:
     alive = record.is_alive
-    problem = ""
+    passed = PassedOver()
     try:
-        summary = _summary(record, alive=alive)
+        summary = _summary(record, passed, alive=alive)
+        problem = str(passed)
     except RunLogError as error:
         summary, problem = None, str(error)
     found = summary or {}
@@ -124,16 +128,24 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["mode"],
         f"{duration_s:.1f}" if duration_s is not None else "-",
         *(str(row[key]) if row[key] is not None else "-" for key in ("finished", "failed")),
-        "up" if row["alive"] else "unreadable log" if row["problem"] else "ended",
+        _state(row),
     )
 
 
-def _event_lines(record: RunRecord) -> list[str]:
+def _state(row: dict[str, Any]) -> str:
+    if row["alive"]:
+        return "up"
+    if row["problem"]:
+        return "unreadable log" if row["finished"] is None else "damaged log"
+    return "ended"
+
+
+def _event_lines(record: RunRecord, passed: PassedOver) -> list[str]:
     """What was done to the cluster and what went wrong, stamped from the run's start; the last of many."""
     lines: deque[str] = deque(maxlen=MAX_EVENT_LINES)
     count = 0
     started_at: float | None = None
-    for event in read_events(record.path / EVENTS_FILE):
+    for event in read_events(record.path / EVENTS_FILE, passed):
         started_at = event.at if started_at is None else started_at
         if text := _event_text(event):
             lines.append(f"{format_stamp(event.at - started_at):>8}  {clean(text)}")

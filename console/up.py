@@ -145,7 +145,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not allowed; allowed is above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed is a number of seconds above 0")
     return seconds

@@ -162,7 +162,10 @@ class ViewState:
 
     def judgement(self) -> Judgement:
         """Whether disaggregation pays here, by what was measured so far."""
-        return judge(self.requests.modes, self.mode, self.topology.prefill_tokens_per_s(), self.rho)
+        link, described = self.link_bytes_per_s, self.described
+        link_tokens_per_s = link / described.kv_bytes_per_token if link and described is not None else None
+        prefill_tokens_per_s = self.topology.prefill_tokens_per_s()
+        return judge(self.requests.modes, self.mode, prefill_tokens_per_s, self.rho, link_tokens_per_s)
 
     @property
     def b_star_bytes_per_s(self) -> float | None:
@@ -206,6 +209,7 @@ class ViewState:
             for passed in self._filter.pass_on(event):
                 self._take(passed)
         else:
+            self.requests.modes.disturbed.fold(event)
             self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -239,6 +243,7 @@ class ViewState:
                 before = self.topology.asked
                 if before is not None and before.asked_bits_per_s != event.asked_bits_per_s:
                     self.tuned = None  # the link that stood for a target is another now
+                    self.requests.modes.transfers.clear()
                 self.topology.fold(event)
             case RouterStats():
                 self.topology.fold(event)
@@ -280,6 +285,7 @@ class ViewState:
             case RunStarted():
                 self.run, self.profile, self.model = event.run, event.profile, event.model
                 self.mode, self.codec, self.started_at = event.mode, event.codec, event.at
+                self.requests.modes.mode = event.mode
                 self.own_codec, self.handoff = event.codec, event.handoff
             case RunReady():
                 self.ready_after_s, self.url = event.after_s, event.url
@@ -290,7 +296,7 @@ class ViewState:
             case ModelDescribed():
                 self.described = event
             case ModeChanged():
-                self.mode = event.mode
+                self.mode = self.requests.modes.mode = event.mode
             case CodecChanged():
                 self.codec = event.codec
             case HandoffChanged():

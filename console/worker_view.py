@@ -1,5 +1,6 @@
 """The processes and links of a run as the log tells them. A fold over process, stats and link events; pure data."""
 
+import statistics
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,6 +37,7 @@ ROUTER: Final = "router"
 GONE: Final = ("exited", "restarting", "failed")
 
 STORY_LINES: Final = 200
+KEPT_PREFILL_RATES: Final = 64
 KEPT_RATES: Final = 240
 """Two minutes of samples."""
 
@@ -76,8 +78,8 @@ class WorkerView:
     detail: str = ""
     stats: WorkerStats | None = None
     router_stats: RouterStats | None = None
-    prefill_tokens_per_s: float = 0.0
-    """Last measured rate: an idle worker reports 0, which says nothing about how fast it is."""
+    prefill_rates: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PREFILL_RATES))
+    """Tokens per second as sampled: an idle worker reports 0, which says nothing about how fast it is."""
     draining: str = ""  # drain | restart | remove: takes no new requests
     drained: bool = False
     rates: deque[Throughput] = field(default_factory=lambda: deque(maxlen=KEPT_RATES))
@@ -111,7 +113,12 @@ class WorkerView:
         self.stats = event
         self.total_blocks = event.total_blocks or self.total_blocks
         if event.prefill_tokens_per_s > 0:
-            self.prefill_tokens_per_s = event.prefill_tokens_per_s
+            self.prefill_rates.append(event.prefill_tokens_per_s)
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Median of the newest samples, so that one prompt beside a burst does not move it; 0.0 before the first."""
+        return statistics.median(self.prefill_rates) if self.prefill_rates else 0.0
 
     @property
     def busy(self) -> bool:
@@ -213,7 +220,9 @@ class Topology:
                     self._worker(event.worker_id, ""),
                     "silent",
                     event.at,
-                    f"no answer for {event.silent_s:.1f} s",
+                    not_started_words(event)
+                    if event.part == "start"
+                    else f"no answer for {event.silent_s:.1f} s",
                 )
             case WorkerDraining():
                 worker = self._worker(event.worker_id, "")
@@ -293,7 +302,7 @@ class Topology:
         )
 
     def prefill_tokens_per_s(self) -> float:
-        """The fastest prefill worker's last measured rate; of any worker where none prefilled. 0.0 = none yet."""
+        """The fastest prefill worker's measured rate; of any worker where none prefilled. 0.0 = none yet."""
         rates = [w.prefill_tokens_per_s for w in self.workers.values() if w.role == "prefill"]
         return max(rates, default=0.0) or max(
             (w.prefill_tokens_per_s for w in self.workers.values()), default=0.0
@@ -331,6 +340,11 @@ class Topology:
 def exit_words(event: WorkerExited) -> str:
     """ "signal 9", "exit code 3"."""
     return f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
+
+
+def not_started_words(event: HeartbeatMissed) -> str:
+    """Of a process that was not ready in time."""
+    return f"did not start within {event.silent_s:g} s (supervisor.start_timeout_s)"
 
 
 def _natural(worker_id: str) -> tuple[str, int]:

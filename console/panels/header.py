@@ -28,6 +28,8 @@ def header_lines(state: ViewState, now: float, width: int, cost: OwnCost) -> Tex
 
 def state_word(state: ViewState, cost: OwnCost) -> tuple[str, str]:
     """What the run is doing, with its style; the product's name while there is nothing to say."""
+    if cost.replay:
+        return "REPLAY", f"bold {BUSY}"
     if cost.paused:
         return "PAUSED", f"bold {BUSY}"
     if state.stopped:

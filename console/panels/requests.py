@@ -57,10 +57,7 @@ def _kv(request: RequestView) -> str:
 
 
 def _exposed(request: RequestView) -> str:
-    done = request.transfer
-    return (
-        ".." if request.phase == TRANSFER else format_ms(done.exposed_s * 1000 if done is not None else None)
-    )
+    return ".." if request.phase == TRANSFER else format_ms(request.exposed_ms)
 
 
 NARROW_COLUMNS: Final = (

@@ -146,8 +146,8 @@ def _emit_rows(
         emit.store(builder.load(slot), place)
 
 
-# What compiled code calls takes ``tiles``: whether the unit is "tiles". It is a constant of that code, so one of the two
-# ways is left out of it. (Compiled functions in the closure of another would keep that from being stored between runs.)
+# What compiled code calls takes ``tiles``: whether the unit is "tiles". It is a constant of that code, so one of the
+# two ways is left out of it. (Functions in the closure of a compiled one would keep it from being stored.)
 
 
 @njit(inline="always")

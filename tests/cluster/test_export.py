@@ -13,7 +13,7 @@ from cluster.atomic_file import write_atomically
 from cluster.events import Event, RequestArrived, RequestFailed, WorkerExited, encode_event
 from cluster.export import FORMATS, ExportError, export_run, write_export
 from cluster.export_table import COLUMNS, MissingLibraryError
-from cluster.run_log import EVENTS_FILE, RunLogError, write_events
+from cluster.run_log import EVENTS_FILE, PassedOver, RunLogError, write_events
 from tests.cluster.histories import arrived, handed_off, run_started, run_stopped
 
 
@@ -111,6 +111,18 @@ def test_damaged_log_is_refused_as_csv(tmp_path: Path) -> None:
     (tmp_path / EVENTS_FILE).write_text("nonsense\n")
     with pytest.raises(RunLogError, match="line 1"):
         export_run(tmp_path, "csv")
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_any_one_lost_line_leaves_the_rest_readable(tmp_path: Path, fmt: str) -> None:
+    log = tmp_path / EVENTS_FILE
+    write_events(log, [*run_started(), *handed_off("a"), *handed_off("b", at=12.0), *run_stopped(22.0)])
+    lines = log.read_bytes().splitlines(keepends=True)
+    for lost in range(len(lines)):
+        log.write_bytes(b"".join([*lines[:lost], b"nonsense\n", *lines[lost + 1 :]]))
+        passed = PassedOver()
+        export_run(tmp_path, fmt, passed)
+        assert passed.numbers == (set() if fmt == "jsonl" else {lost + 1})
 
 
 def test_parquet_is_the_same_table(tmp_path: Path) -> None:

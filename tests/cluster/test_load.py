@@ -327,6 +327,29 @@ async def test_every_failure_has_its_kind() -> None:
     assert await failing(streaming(b"data: " + b"x" * 2**20)) == "bad_chunk"
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": {"message": "the prompt is too long", "code": 400}}', "the prompt is too long"),
+        (b'{"error": "no"}', ""),
+        (b"<html>", ""),
+        (b"\xff\xfe", ""),
+        (b'{"error": {"message": "' + b"x" * 2**20 + b'"}}', ""),
+    ],
+)
+async def test_an_error_keeps_its_status_and_what_the_server_says(body: bytes, said: str) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=400, body=body)
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", refuse)
+    async with serving(app) as url:
+        client = LoadClient(url, MODEL)
+        result = await client.send(REQUEST, "steady")
+        await client.close()
+    assert (result.failure, result.complaint) == ("http_400", said)
+
+
 async def test_nobody_there_is_a_failure_not_a_crash(server: Server) -> None:
     async with serving(web.Application()) as url:
         pass

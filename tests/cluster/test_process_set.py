@@ -175,6 +175,9 @@ async def test_worker_too_slow_to_start_is_killed(make: Callable[..., Harness]) 
     (exited,) = harness.of(WorkerExited)
     assert isinstance(exited, WorkerExited)
     assert (exited.signal, exited.cause) == (signal.SIGKILL, "hang")
+    (missed,) = harness.of(HeartbeatMissed)
+    assert isinstance(missed, HeartbeatMissed)
+    assert (missed.part, missed.silent_s) == ("start", 1.0)
 
 
 async def test_stop_is_told_as_such_and_nothing_restarts(make: Callable[..., Harness]) -> None:

@@ -172,6 +172,29 @@ def test_unknown_override_is_refused_naming_the_key(key: str, message: str) -> N
         load_profile("10gbe", {key: 1})
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"router.port": 99999}, "router.port is 99999; allowed is 0 (any free) to 65535"),
+        ({"kv.codec": "zip"}, "kv.codec is 'zip'; allowed: raw, int8, lossless, auto"),
+        ({"engine.block_size": "big"}, "engine.block_size: Expected `int`, got `str`"),
+        ({"cluster.prefill": 39}, "cluster.prefill + cluster.decode is 40; allowed is 32 or fewer"),
+        ({"load.steady.rate_per_s": 0.0}, "load.steady.rate_per_s is 0.0; allowed is above 0"),
+        ({"link.target": "h100-7"}, "link.target: 'h100-7' is not a target"),
+    ],
+)  # fmt: skip
+def test_what_was_given_is_blamed_and_not_the_file(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProfileError) as error:
+        load_profile("10gbe", overrides)
+    assert str(error.value).startswith(f"given on top of profile 10gbe: {message}")
+
+
+def test_the_file_is_blamed_for_its_own_keys_whatever_else_was_given(tmp_path: Path) -> None:
+    file = profile_file(tmp_path, "[router]\nport = 99999\n")
+    with pytest.raises(ProfileError, match=r"^/.*mine\.toml: router\.port is 99999"):
+        load_profile(file, {"kv.codec": "int8"})
+
+
 def test_profile_survives_the_wire_and_cannot_be_changed() -> None:
     profile = load_profile("wan", {"load.heavy.rate_per_s": 3})
     assert msgspec.json.decode(msgspec.json.encode(profile), type=Profile) == profile

@@ -55,6 +55,17 @@ async def texts(http: httpx2.AsyncClient, **fields: Any) -> list[str]:
     return [json.loads(line)["choices"][0]["text"] for line in lines[:-1]]
 
 
+async def test_a_model_is_found_by_its_name_alone(tmp_path: Path) -> None:
+    async with RouterHarness.run(tmp_path, profile(), has_served=False) as harness, client(harness) as http:
+        (card,) = (await http.get("/v1/models")).json()["data"]
+        assert (await http.get(f"/v1/models/{card['id']}")).json() == card
+        for other in ("nope", "synthetic:nano/x", "%00"):
+            missing = await http.get(f"/v1/models/{other}")
+            error = missing.json()["error"]
+            assert (missing.status_code, error["code"]) == (404, 404)
+            assert "is not served here; allowed: 'synthetic:nano'" in error["message"]
+
+
 async def test_before_the_first_ready_pair_requests_are_turned_away(tmp_path: Path) -> None:
     async with RouterHarness.run(tmp_path, profile(), has_served=False) as harness, client(harness) as http:
         refused = await http.post("/v1/completions", json=BODY)

@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,17 @@ def test_run_is_alive_while_its_lock_is_held() -> None:
         RunLock.acquire(path)
     lock.release()
     assert not is_alive(path)
+
+
+def test_a_copy_of_a_run_beside_it_hides_neither(home: Path) -> None:
+    name, path = make_run_dir()
+    write_run_info(path, info(name))
+    copy = home / f"{name}-copy"
+    shutil.copytree(path, copy)
+    assert find_run(name).path == path
+    assert find_run(copy.name).path == find_run(f"{name}-c").path == copy
+    with pytest.raises(RunDirError, match=f"fits 2 runs; the latest are {name}, {copy.name}"):
+        find_run(name[:-1])
 
 
 def test_lock_of_a_killed_process_is_free() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cluster.events import NoteAdded, encode_event
-from cluster.run_log import EVENTS_FILE, LogTail, RunLog, RunLogError, read_events, write_events
+from cluster.run_log import EVENTS_FILE, LogTail, PassedOver, RunLog, RunLogError, read_events, write_events
 from tests.cluster.full_disk import largest_file
 from tests.cluster.histories import handed_off, run_started
 
@@ -57,6 +57,25 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
     path.write_bytes(encode_event(note("a", 0)) + b"\nnonsense\n")
     with pytest.raises(RunLogError, match=r"events\.jsonl, line 2: not an event of schema 1"):
         list(read_events(path))
+
+
+def test_reader_that_counts_damaged_lines_gets_every_other(tmp_path: Path) -> None:
+    path = tmp_path / EVENTS_FILE
+    line = encode_event(note("a", 0)) + b"\n"
+    path.write_bytes(line + b"nonsense\n" + line + b"\n" + line + b"half")
+    passed = PassedOver()
+    for _ in range(2):  # who reads twice does not count twice
+        assert len(list(read_events(path, passed))) == 3
+    assert str(passed) == "2 damaged lines passed over (first: line 2)"
+    assert str(PassedOver({7})) == "1 damaged line passed over (first: line 7)"
+    assert str(PassedOver()) == ""
+
+
+def test_log_without_one_event_is_refused_by_every_reader(tmp_path: Path) -> None:
+    path = tmp_path / EVENTS_FILE
+    path.write_bytes(b"nonsense\n" * 3)
+    with pytest.raises(RunLogError, match=r"events\.jsonl, line 1: not an event"):
+        list(read_events(path, PassedOver()))
 
 
 def test_tail_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:

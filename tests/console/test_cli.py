@@ -75,7 +75,16 @@ def test_every_command_has_a_help_of_its_own(command: str, capsys: pytest.Captur
         (["up", "--prefill", "two"], "argument --prefill: invalid int value: 'two'"),
         (["up", "--prefill", "0"], "cluster.prefill is 0; mode disagg needs 1 or more"),
         (["up", "--load", "stedy"], "--load 'stedy' is unknown; allowed: none, steady"),
-        (["up", "--duration", "0"], "0 is not allowed; allowed is above 0"),
+        (["up", "--duration", "0"], "'0' is not allowed; allowed is a number of seconds above 0"),
+        (
+            ["up", "--duration", "abc"],
+            "argument --duration: 'abc' is not allowed; allowed is a number of seconds",
+        ),
+        (["load", "steady", "--url", "foo"], "--url is 'foo'; allowed is a URL like http://127.0.0.1:8765"),
+        (["load", "steady", "--url", ""], "--url is ''; allowed is a URL like"),
+        (["load", "steady", "--url", "localhost:8765"], "--url is 'localhost:8765'; allowed is a URL like"),
+        (["load", "steady", "--url", "http://h:x"], "--url is 'http://h:x'; allowed is a URL like"),
+        (["load", "steady", "--url", "http://[::1"], "--url is 'http://[::1'; allowed is a URL like"),
         (["up", "--head"], "unrecognized arguments: --head"),
         (["load", "stedy", "--url", "http://127.0.0.1:1"], "load 'stedy' is unknown; allowed: steady, "),
         (

@@ -72,6 +72,37 @@ def test_runs_are_listed_with_what_became_of_them(home: Path, capsys: pytest.Cap
     assert [line.split()[-1] for line in table[1:]] == ["ended", "up", "log"]
 
 
+def damage(log: Path, *numbers: int) -> None:
+    lines = log.read_bytes().splitlines(keepends=True)
+    for number in numbers:
+        lines[number - 1] = b'{"garbage": \xff\n'
+    log.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["runs", "show", "2026-a"],
+        ["runs", "show", "2026-a", "--json"],
+        *(["export", "2026-a", "--format", fmt] for fmt in ("csv", "parquet", "perfetto", "vllm-bench")),
+        ["chart", "2026-a", "-o", "chart.svg"],
+        ["report", "2026-a", "-o", "report.html"],
+    ],
+)
+def test_damaged_lines_are_passed_over_and_said_once(
+    home: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    monkeypatch.chdir(home)
+    run_dir = make_run(home, "2026-a")
+    (run_dir / "summary.json").unlink()
+    damage(run_dir / EVENTS_FILE, 4, 8)
+    assert main(argv) == 0
+    said = capfdbinary.readouterr().err.decode()
+    assert said.count("run 2026-a: 2 damaged lines passed over (first: line 4)\n") == 1
+    assert main(["runs", "list"]) == 0
+    assert capfdbinary.readouterr().out.decode().rstrip().endswith("damaged log")
+
+
 def test_run_is_shown_on_a_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(home, "2026-a")
     assert main(["runs", "show", "latest"]) == 0
@@ -169,6 +200,23 @@ def test_plan_without_a_rate_says_what_is_missing(home: Path, capsys: pytest.Cap
     assert "100gbe" in out
 
 
+SERVED = {"duration_s": 20.0, "throughput": {"prompt_tokens_per_s": 50.0}}
+"""As much as a run must have answered to have measured a prefill rate."""
+
+
+def write_summary_of(home: Path, name: str, **fields: object) -> None:
+    (home / "runs" / name / "logs").mkdir(parents=True)
+    (home / "runs" / name / "summary.json").write_text(json.dumps(SERVED | fields))
+
+
+def test_plan_does_not_take_start_up_probes_for_a_measurement(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(home, "2026-a")  # whose two prompts have 200 tokens
+    assert main(["plan", "--model", "tiny"]) == 0
+    assert "no run of this model answered 1,000 prompt tokens here" in capsys.readouterr().out
+
+
 def test_plan_takes_the_rate_of_the_youngest_run_of_the_model_and_dtype(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,8 +228,13 @@ def test_plan_takes_the_rate_of_the_youngest_run_of_the_model_and_dtype(
         ("2026-5", "synthetic:smollm2-135m", "bfloat16", None),
     ):
         (home / "runs" / name / "logs").mkdir(parents=True)
-        summary = {"model": model, "dtype": dtype, "prefill_tokens_per_s": rate}
+        summary = {"model": model, "dtype": dtype, "prefill_tokens_per_s": rate} | SERVED
         (home / "runs" / name / "summary.json").write_text(json.dumps(summary))
+    idle = {"prefill_tokens_per_s": 101.0, "duration_s": 20.0}
+    for name, throughput in (("2026-6", {}), ("2026-7", {"prompt_tokens_per_s": 49.9})):
+        write_summary_of(
+            home, name, model="synthetic:smollm2-135m", dtype="bfloat16", throughput=throughput, **idle
+        )
     assert main([*PLAN, "--json"]) == 0
     plan = document(capsys)
     assert (plan["prefill_tokens_per_s"], plan["prefill_rate_from"]) == (800.0, "measured in run 2026-2")
@@ -207,11 +260,6 @@ def test_plan_refuses_what_it_cannot_read(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert words in captured.err
-
-
-def write_summary_of(home: Path, name: str, **fields: object) -> None:
-    (home / "runs" / name / "logs").mkdir(parents=True)
-    (home / "runs" / name / "summary.json").write_text(json.dumps(fields))
 
 
 def test_plan_for_a_target_is_of_its_published_figures(

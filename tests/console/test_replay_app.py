@@ -95,6 +95,13 @@ async def test_it_begins_when_the_cluster_was_ready(tmp_path: Path) -> None:
         assert "PAUSED" in shown.text
 
 
+@pytest.mark.parametrize("at", ["0", "100%"])
+async def test_the_smallest_screen_says_that_it_is_a_replay_and_of_which_run(tmp_path: Path, at: str) -> None:
+    async with replay(tmp_path, EVENTS, at=at) as shown:
+        assert shown.text.startswith("REPLAY")
+        assert "replay of run-0" in shown.text
+
+
 async def test_it_shows_what_a_live_console_showed_at_that_moment(tmp_path: Path) -> None:
     content = b"".join(encode_event(event) + b"\n" for event in EVENTS)
     async with replay(tmp_path, EVENTS) as shown:
@@ -209,6 +216,8 @@ async def test_the_panels_work_as_live(tmp_path: Path) -> None:
         await shown.press("escape", "question_mark")
         assert isinstance(shown.app.screen, HelpScreen)
         assert "Play, pause" in shown.text
+        assert "Burst" not in shown.text  # nor anything else that does nothing here
+        assert "Break a process" not in shown.text
         await shown.press("escape", "e", "c")
         assert shown.exported == ["csv"]
 

@@ -10,7 +10,7 @@ from cluster.run_dir import LOG_DIR
 from cluster.run_log import EVENTS_FILE, write_events
 from console.cli import main
 from console.report_page import render_report
-from console.run_chart import run_chart_svg
+from console.run_chart import mark_key_lines, run_chart_svg
 from console.run_chart_data import ChartData, Transfer, chart_data, transfer_rate
 from tests.cluster.histories import arrived, handed_off, run_started, run_stopped
 
@@ -41,6 +41,17 @@ def test_marks_and_the_asked_rate_count_from_the_first_event() -> None:
         (10.0, True)
     ]
     assert data.asked == [(0.0, 1.25e9), (13.0, 1e8)]
+
+
+def test_the_key_to_the_marks_is_two_lines_of_whole_entries() -> None:
+    told = {letter: f"{letter}{number} " + "word " * 30 for number, letter in enumerate("bKhRfgDmisla")}
+    lines = mark_key_lines(told)
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 160
+    entries = [entry for line in lines for entry in line.split("   ")]
+    assert [entry[0] for entry in entries] == list("bKhRfgDmisla")[: len(entries)]
+    assert all(entry.endswith("word ...") for entry in entries)
+    assert mark_key_lines({"b": "short", "m": "mode"}) == ["b: short   m: mode"]
 
 
 def test_rate_of_transfers_keeps_every_byte() -> None:

@@ -7,6 +7,7 @@ from cluster.events import (
     CodecChanged,
     Event,
     FirstToken,
+    HeartbeatMissed,
     LinkTuned,
     LoadStarted,
     LoadStopped,
@@ -497,3 +498,38 @@ def test_the_gaps_of_an_ended_request_keep_their_shape() -> None:
     assert ended is not None
     assert ended.gap_columns(60) == [max(live.gap_columns(120)[i : i + 2]) for i in range(0, 120, 2)]
     assert len(ended.gap_columns(1000)) == 120
+
+
+def test_a_process_that_did_not_start_in_time_is_said_to_be_one() -> None:
+    missed = HeartbeatMissed(at=1001.0, worker_id="prefill-0", silent_s=60.0, part="start")
+    state = fold(*start(), missed)
+    words = "did not start within 60 s (supervisor.start_timeout_s)"
+    assert state.topology.workers["prefill-0"].detail == words
+    assert state.feed.newest("faults")[0].line.text == f"prefill-0 {words}"
+
+
+def test_the_parts_of_a_row_are_those_that_sum_to_its_ttft() -> None:
+    events = request("r1", 1010.0)
+    first = next(event for event in events if isinstance(event, FirstToken))
+    acked = next(event for event in events if isinstance(event, TransferCompleted))
+    before = fold(*start(), *(event for event in events if event.at < first.at)).requests.get("r1")
+    assert before is not None
+    assert before.exposed_ms == acked.exposed_s * 1000
+    after = fold(
+        *start(), *(msgspec.structs.replace(e, transfer_exposed_ms=5.0) if e is first else e for e in events)
+    )
+    row = after.requests.get("r1")
+    assert row is not None
+    assert row.exposed_ms == 5.0
+
+
+def test_a_transfers_rate_is_of_busy_time_and_its_exposure_its_own() -> None:
+    state = fold(*start(), *request("r1", 1010.0, prompt_tokens=3000))
+    found = state.requests.get("r1")
+    assert found is not None
+    page = " ".join(line.plain for line in detail_lines(state, found, 1060.0, 200))
+    assert "MB/s while busy; transfer's own: exposed" in page
+    (line,) = (
+        entry.line.text for entry in state.feed.newest(TRANSFERS) if " transferred " in entry.line.text
+    )
+    assert line.endswith("MB/s while busy")

@@ -53,14 +53,15 @@ def test_each_arm_serves_its_way_and_its_figures_can_be_found_in_its_log(tmp_pat
 
 def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path) -> None:
     """Interrupted while a cluster serves; the fixture looks for what is left."""
-    process = subprocess.Popen(
-        [*PDCONSOLE, *SMALL, "--seconds", "100", "--out", str(tmp_path / "out")],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=(tmp_path / "err").open("w"),
-        text=True,
-    )
+    with (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(
+            [*PDCONSOLE, *SMALL, "--seconds", "100", "--out", str(tmp_path / "out")],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+        )
     try:
         while not any(
             "bench interference" in log.read_text() for log in runs_home().glob(f"*/{EVENTS_FILE}")
