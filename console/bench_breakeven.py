@@ -16,11 +16,11 @@ from cluster.breakeven_bench_report import breakeven_document
 from cluster.cpu_plan import available_cpus
 from cluster.link_tuner import LOWEST_BITS_PER_S
 from cluster.machine_facts import machine_facts
-from cluster.profile import Profile, ProfileError, load_profile, parse_setting
+from cluster.profile import Profile, ProfileError, load_profile
 from cluster.units import format_bits_per_s, parse_bits_per_s
 from console.bench_breakeven_run import measure_breakeven
 from console.bench_breakeven_text import breakeven_text
-from console.bench_options import add_output_options
+from console.bench_options import add_output_options, settings_but
 from console.bench_output import EXIT_FAILED, check_out_dir, print_result, with_progress
 from console.errors import UserError
 from console.up import DEFAULT_PROFILE
@@ -139,11 +139,7 @@ def _profile(args: argparse.Namespace) -> Profile:
     """Raises ProfileError and UserError."""
     given = {"model.id": args.model, "model.dtype": args.dtype, "link.backend": args.link_backend}
     overrides = {key: value for key, value in given.items() if value is not None}
-    for text in args.set:
-        key, value = parse_setting(text)
-        if key in _FIXED or key in _VARIED:
-            raise UserError(f"--set {key} is given; the benchmark decides that itself")
-        overrides[key] = value
+    overrides |= settings_but(args.set, {*_FIXED, *_VARIED})
     profile = load_profile(args.profile, overrides | _FIXED)
     if profile.model.device != "cpu":
         raise ProfileError(

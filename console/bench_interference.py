@@ -17,11 +17,11 @@ from cluster.interference_bench import LOAD, InterferenceSpec, make_arms
 from cluster.interference_bench_report import interference_document
 from cluster.load import MAX_BURST_IN_FLIGHT
 from cluster.machine_facts import machine_facts
-from cluster.profile import Profile, ProfileError, load_profile, parse_setting
+from cluster.profile import Profile, ProfileError, load_profile
 from cluster.slo import parse_slos
 from console.bench_interference_run import measure_interference
 from console.bench_interference_text import interference_text
-from console.bench_options import add_output_options
+from console.bench_options import add_output_options, settings_but
 from console.bench_output import EXIT_FAILED, check_out_dir, print_result, with_progress
 from console.errors import UserError
 from console.up import DEFAULT_PROFILE
@@ -142,11 +142,7 @@ def _profile(args: argparse.Namespace) -> Profile:
         if value is not None and value < 1:
             raise UserError(f"{option} is {value}; allowed is 1 or more")
     overrides = {key: value for key, value in given.items() if value is not None}
-    for text in args.set:
-        key, value = parse_setting(text)
-        if key in _FIXED or key in _VARIED:
-            raise UserError(f"--set {key} is given; the benchmark decides that itself")
-        overrides[key] = value
+    overrides |= settings_but(args.set, {*_FIXED, *_VARIED})
     profile = load_profile(args.profile, overrides | _FIXED)
     load = profile.load[LOAD]
     if not load.streams or not load.burst_every_s:

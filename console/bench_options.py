@@ -1,7 +1,7 @@
 """Options that benchmarks share: which model, which engine, which core, where the result goes."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +51,18 @@ def add_output_options(parser: argparse.ArgumentParser, name: str) -> None:
 def engine_settings(texts: Sequence[str]) -> dict[str, Any]:
     """The values of ``--set``. Raises UserError and ProfileError."""
     return dict(_setting(text) for text in texts)
+
+
+def settings_but(texts: Sequence[str], decided: Collection[str]) -> dict[str, Any]:
+    """The values of ``--set`` where any key may be set but those that the benchmark has ``decided``.
+
+    Raises UserError and ProfileError.
+    """
+    settings = dict(parse_setting(text) for text in texts)
+    for key in settings:
+        if key in decided:
+            raise UserError(f"--set {key} is given; the benchmark decides that itself")
+    return settings
 
 
 def _setting(text: str) -> tuple[str, Any]:
