@@ -5,6 +5,7 @@ Figures are made without pyplot: no display, no state outside the figure. SVG ke
 that the same data give the same file.
 """
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ FORMATS: Final = ("png", "svg")
 WIDTH_IN: Final = 10.0
 ROW_IN: Final = 2.9
 DPI: Final = 150
+_SVG_METADATA: Final = {"Date": None}
 
 _RC: Final = {
     "font.family": "sans-serif",
@@ -75,8 +77,15 @@ def save_chart(figure: Figure, path: Path) -> None:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
         raise ValueError(f"{path.name}: allowed endings are {', '.join(f'.{name}' for name in FORMATS)}")
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    metadata = _SVG_METADATA if kind == "svg" else {"Software": None}
     figure.savefig(path, format=kind, dpi=DPI, metadata=metadata)
+
+
+def svg_of(figure: Figure) -> bytes:
+    """What ``save_chart`` would write to an SVG file."""
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", dpi=DPI, metadata=_SVG_METADATA)
+    return out.getvalue()
 
 
 def plain(text: str) -> str:

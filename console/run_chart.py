@@ -3,7 +3,6 @@
 Imported late: it needs matplotlib.
 """
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -25,6 +24,7 @@ from console.chart_style import (
     plain,
     save_chart,
     short_ms,
+    svg_of,
 )
 from console.run_chart_data import ChartData, transfer_rate
 
@@ -49,9 +49,7 @@ def save_run_chart(data: ChartData, path: Path) -> None:
 
 def run_chart_svg(data: ChartData) -> bytes:
     with chart_style():
-        out = io.BytesIO()
-        _figure(data).savefig(out, format="svg", metadata={"Date": None})
-        return out.getvalue()
+        return svg_of(_figure(data))
 
 
 def comparison_svg(runs: Sequence[ChartData]) -> bytes:
@@ -70,9 +68,7 @@ def comparison_svg(runs: Sequence[ChartData]) -> bytes:
             _distribution(right, run.gap_ms, run.run, look)
         for panel, title in ((left, "TTFT"), (right, "ITL")):
             _finish_distribution(panel, title)
-        out = io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-        return out.getvalue()
+        return svg_of(figure)
 
 
 def _figure(data: ChartData) -> Figure:
