@@ -5,6 +5,7 @@ a paged cache as an engine's KV does, and moves as a worker's does: ``KVStream``
 ``KVReceiver`` on the other.
 """
 
+import gc
 import random
 import sys
 import time
@@ -257,6 +258,7 @@ def main() -> int:
         except (ModelError, ValueError) as error:
             say(Failed(str(error)))
             return EXIT_FAILED
+        gc.freeze()  # as the nursery does before it forks workers
         say(end.up())
         try:
             for line in sys.stdin.buffer:

@@ -208,6 +208,11 @@ class BlockAllocator:
 
 def contiguous_runs(block_table: Sequence[int]) -> list[tuple[int, int]]:
     """A block table as ``(first block, number of blocks)`` runs of neighbours, in order."""
+    if not block_table:
+        return []
+    first, count = block_table[0], len(block_table)
+    if block_table[-1] == first + count - 1 and tuple(block_table) == tuple(range(first, first + count)):
+        return [(first, count)]  # the usual case, on the path of every frame
     runs: list[tuple[int, int]] = []
     for block in block_table:
         if runs and runs[-1][0] + runs[-1][1] == block:

@@ -41,6 +41,11 @@ class FaultQueue:
         """Not later than ``until`` (monotonic seconds); with ``every_frame`` again and again, else once."""
         self._armed.append(_Armed(fault, until, every_frame))
 
+    @property
+    def is_empty(self) -> bool:
+        """None is still to happen."""
+        return not self._armed
+
     def expire(self, now: float) -> None:
         """Forget what is over, or found no frame in time."""
         self._armed = [armed for armed in self._armed if now < armed.until]

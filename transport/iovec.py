@@ -1,6 +1,6 @@
 """A list of byte views treated as one long buffer that is filled or drained bit by bit. Copies nothing."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 from operator import attrgetter
@@ -38,12 +38,25 @@ class IoVec:
     def remaining_bytes(self) -> int:
         return self.num_bytes - self._position
 
-    def head(self) -> list[memoryview]:
-        """The next views to hand to the kernel, at most MAX_IOV of them."""
-        head = self._views[self._index : self._index + MAX_IOV]
-        if head and (offset := self._position - self._start(self._index)):
+    def head(self, most_bytes: int | None = None) -> list[memoryview]:
+        """The next views to hand to the kernel, at most MAX_IOV of them, and of no more than ``most_bytes``."""
+        first, position = self._index, self._position
+        head = self._views[first : first + MAX_IOV]
+        if most_bytes is not None and head and self._ends[first + len(head) - 1] - position > most_bytes:
+            end = position + most_bytes
+            last = bisect_left(self._ends, end, first)
+            del head[last - first + 1 :]
+            head[-1] = head[-1][: end - self._start(last)]
+        if head and (offset := position - self._start(first)):
             head[0] = head[0][offset:]
         return head
+
+    def skip(self, num_bytes: int) -> None:
+        """Moves past ``num_bytes``. Raises ValueError if there are fewer."""
+        if num_bytes > self.remaining_bytes:
+            raise ValueError(f"skip of {num_bytes} bytes; allowed is at most {self.remaining_bytes}")
+        self._position += num_bytes
+        self._index = bisect_right(self._ends, self._position, self._index)
 
     def advance(self, num_bytes: int) -> list[memoryview]:
         """Moves past ``num_bytes`` and returns the views of just these bytes."""

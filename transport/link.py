@@ -29,7 +29,10 @@ the path: inside one host, where the rate changes with every other process, that
 
 FRAME_S = 0.05  # a frame should pass a slow link within this, for the same reason
 MIN_FRAME_BYTES = 64 * 1024
-MAX_FRAME_BYTES = 1024 * 1024
+MAX_FRAME_BYTES = 2 * 1024 * 1024
+
+MAX_PACED_WRITE_BYTES = 256 * 1024
+"""A paced socket sends nothing while a call copies into it, and only part of the lost time is made up for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,11 @@ def frame_bytes(shape: LinkShape) -> int:
     if shape.bandwidth_bytes_per_s is None:
         return MAX_FRAME_BYTES
     return _clamp(shape.bandwidth_bytes_per_s * FRAME_S, MIN_FRAME_BYTES, MAX_FRAME_BYTES)
+
+
+def write_bytes(shape: LinkShape) -> int | None:
+    """The most to hand to the kernel in one call on this link; None = whatever there is."""
+    return None if shape.bandwidth_bytes_per_s is None else MAX_PACED_WRITE_BYTES
 
 
 def _clamp(value: float, low: int, high: int) -> int:

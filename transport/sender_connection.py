@@ -20,7 +20,7 @@ from transport.faults import Cut, FaultQueue, LinkFault, Stall
 from transport.frame import DataSlice, FrameType
 from transport.iovec import IoVec, Scratch
 from transport.kv_transfer import SenderState, SenderTransfer, TransferLimits
-from transport.link import LinkShape, frame_bytes
+from transport.link import LinkShape, frame_bytes, write_bytes
 from transport.messages import FailReason, KVAccept, KVAck, KVFailure, KVHeader, KVReject, PrefillResult
 from transport.outbox import Outbox
 from transport.outgoing import (
@@ -112,7 +112,8 @@ class SenderConnection:
 
     def buffers(self, now: float) -> list[memoryview]:
         """What to write next; empty if nothing may be written now."""
-        self._faults.expire(now)
+        if not self._faults.is_empty:
+            self._faults.expire(now)
         if self._stalled_until is not None:
             if now < self._stalled_until:
                 return []
@@ -122,14 +123,12 @@ class SenderConnection:
             if item is None:
                 return []
             self._begin(item, now)
-        head = self._vector.head()
-        room = self._bytes_before_fault()
-        return IoVec(head).advance(min(room, sum(view.nbytes for view in head))) if room else head
+        return self._vector.head(self._bytes_before_fault() or write_bytes(self._outbox.shape))
 
     def sent(self, num_bytes: int, now: float) -> None:
         if self._vector is None:
             raise ValueError(f"{num_bytes} bytes sent although nothing was to be sent")
-        self._vector.advance(num_bytes)
+        self._vector.skip(num_bytes)
         self._progress_at = now
         if self._bytes_before_fault() == 0:
             fault = self._faults.take()
@@ -143,7 +142,7 @@ class SenderConnection:
                 self._end(outgoing, outgoing.failure)
 
     def _bytes_before_fault(self) -> int | None:
-        if self._vector is None or self._writing is None:
+        if self._vector is None or self._writing is None or self._faults.is_empty:
             return None
         total_bytes = self._vector.num_bytes
         return self._faults.bytes_before(total_bytes - self._vector.remaining_bytes, total_bytes)

@@ -28,6 +28,19 @@ def test_any_steps_pass_every_byte_once_and_in_order(pieces: list[bytes], steps:
     assert passed == whole[: len(passed)]
 
 
+@given(PIECES, st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), max_size=40))
+def test_a_head_of_at_most_so_many_bytes(pieces: list[bytes], steps: list[tuple[int, int]]) -> None:
+    rest = b"".join(pieces)
+    vector = IoVec(pieces)
+    for most_bytes, step in steps:
+        assert b"".join(vector.head(most_bytes)) == rest[:most_bytes]
+        step = min(step, len(rest))
+        vector.skip(step)
+        rest = rest[step:]
+        assert vector.remaining_bytes == len(rest)
+        assert b"".join(vector.head()) == rest
+
+
 @given(PIECES, st.data())
 def test_splitting_gives_consecutive_pieces(pieces: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(pieces)
@@ -44,6 +57,8 @@ def test_too_much_is_refused() -> None:
     vector = IoVec([b"abc"])
     with pytest.raises(ValueError, match="advance by 4 bytes; allowed is at most 3"):
         vector.advance(4)
+    with pytest.raises(ValueError, match="skip of 4 bytes; allowed is at most 3"):
+        vector.skip(4)
     with pytest.raises(ValueError, match="1 bytes are left over"):
         split_views([memoryview(b"abc")], [2])
 
