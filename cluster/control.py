@@ -451,6 +451,16 @@ class InjectLinkFault(Message, frozen=True, kw_only=True, tag="inject_link_fault
     cause: str = ""
 
 
+class HealLink(Message, frozen=True, kw_only=True, tag="heal_link"):
+    """To a worker: every fault of the KV that it sends is over."""
+
+
+class HealFaults(Message, frozen=True, kw_only=True, tag="heal_faults"):
+    """End every fault that is not over: what hangs goes on, links are as before."""
+
+    cause: str = ""
+
+
 class DrainWorker(Message, frozen=True, kw_only=True, tag="drain_worker"):
     """No new requests for this worker; what it has finishes."""
 
@@ -508,8 +518,8 @@ FleetCommand = DrainWorker | ResumeWorker | RestartWorker | SetRole | AddWorker 
 """What changes the set of workers. Each is answered as soon as it has begun; events tell how it goes on."""
 
 Command = (
-    InjectBurst | KillWorker | InjectLinkFault | SetMode | SetCodec | SetHandoff | SetLoad | ChangeLink | AddNote
-    | StopCluster | FleetCommand
+    InjectBurst | KillWorker | InjectLinkFault | HealFaults | SetMode | SetCodec | SetHandoff | SetLoad | ChangeLink
+    | AddNote | StopCluster | FleetCommand
 )  # fmt: skip
 
 
@@ -527,14 +537,14 @@ class CommandDone(Message, frozen=True, kw_only=True, tag="command_done"):
 
 
 AnyMessage = (
-    WorkerSpec | RouterSpec | SupervisorSpec | Ping | Shutdown | SetWorkers | SetLink | ProbeLink | MeasurePrefill
-    | WorkerUp | RouterUp | RouterPairReady | PrefillMeasured | Pong | Events | StartFailed | LinkMeasured
-    | Detach | Detached | SupervisorUp | SupervisorStopped
+    WorkerSpec | RouterSpec | SupervisorSpec | Ping | Shutdown | SetWorkers | SetLink | HealLink | ProbeLink
+    | MeasurePrefill | WorkerUp | RouterUp | RouterPairReady | PrefillMeasured | Pong | Events | StartFailed
+    | LinkMeasured | Detach | Detached | SupervisorUp | SupervisorStopped
     | StartPrefill | StartDecode | StartLocal | AbortRequest
     | Tokens | PrefillDone | DecodeAdopted | HandoffFailed | RequestError | WorkerLoad
     | ReportBlocks | BlocksReported
-    | InjectBurst | KillWorker | InjectLinkFault | SetMode | SetCodec | SetHandoff | SetLoad | ChangeLink | AddNote
-    | StopCluster | FleetCommand | CommandSent | CommandDone
+    | InjectBurst | KillWorker | InjectLinkFault | HealFaults | SetMode | SetCodec | SetHandoff | SetLoad | ChangeLink
+    | AddNote | StopCluster | FleetCommand | CommandSent | CommandDone
 )  # fmt: skip
 
 _encoder: Final = msgspec.json.Encoder()

@@ -28,6 +28,7 @@ from cluster.control import (
 from cluster.events import DecodeAdmitted
 from cluster.worker_outbox import WorkerOutbox
 from engine.engine import Engine
+from engine.kv_port import KVPort, KVPorts, StagingFull
 from engine.outputs import NewToken, PrefillProgress
 from engine.scheduler import NoCapacity
 from transport.codec import LOSSY_CODECS
@@ -44,8 +45,17 @@ class DecodeJob:
     message: StartDecode | StartLocal
     clock: PrefillClock = field(default_factory=PrefillClock)  # of a local prefill
     is_prefilled: bool = False
-    is_receiving: bool = False  # the wire may write its blocks
+    port: KVPort | None = None  # the wire may write its blocks
     is_aborted: bool = False  # the router no longer wants to hear of it
+
+    @property
+    def is_receiving(self) -> bool:
+        return self.port is not None
+
+    def receives_no_more(self) -> None:
+        if self.port is not None:
+            self.port.close()
+            self.port = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,8 @@ class EarlyOpen:
 class DecodeSide:
     """``receiver`` is set by the worker once it listens."""
 
-    def __init__(self, worker_id: str, engine: Engine, outbox: WorkerOutbox) -> None:
+    def __init__(self, worker_id: str, engine: Engine, outbox: WorkerOutbox, ports: KVPorts) -> None:
+        self._ports = ports
         self._worker_id = worker_id
         self._engine = engine
         self._outbox = outbox
@@ -127,14 +138,16 @@ class DecodeSide:
                 reply.reject(RejectReason.PROTOCOL, str(error))
                 self._reports.refused(message, str(error))
                 return
-            job.is_receiving = True
-            cache = self._engine.cache
-            own_blocks = self._engine.kv_blocks(key)[num_held // cache.block_size :]
-
-            def destination(layer: int, kv: int, start_token: int, num_tokens: int) -> list[memoryview]:
-                return cache.block_bytes(layer, kv, own_blocks, start_token - num_held, num_tokens)
-
-            reply.accept(destination, num_held)
+            own_blocks = self._engine.kv_blocks(key)[num_held // self._engine.cache.block_size :]
+            try:
+                job.port = self._ports.open(lambda: own_blocks, num_held, num_tokens - num_held)
+            except StagingFull as error:
+                del self.jobs[key]
+                self._engine.abort(key)
+                reply.reject(RejectReason.FULL, str(error))
+                self._reports.handoff_failed(message, "decode_full", str(error))
+                return
+            reply.accept(job.port.incoming, num_held)
 
     # --- the transfer's end -----------------------------------------------------------------------------------
 
@@ -142,12 +155,13 @@ class DecodeSide:
         """All KV is in place and verified. False: it is not wanted any more."""
         key = attempt_key(header.request_id, header.attempt)
         job = self.jobs.get(key)
-        if job is None or not job.is_receiving or job.is_aborted:
+        if job is None or job.port is None or job.is_aborted:
             return False
         message = job.message
         if (commit.seed, commit.output_position) != (message.sampling.seed, 0):
             return False
-        job.is_receiving = False
+        job.port.land()
+        job.receives_no_more()
         reason = self._engine.adopt(key, commit.first_token_id, exact=header.codec not in LOSSY_CODECS)
         now = time.monotonic()
         self._outbox.say(
@@ -181,6 +195,7 @@ class DecodeSide:
         if job is None or not job.is_receiving:
             return
         del self.jobs[key]
+        job.receives_no_more()
         self._engine.abort(key)
         if not job.is_aborted:
             self._reports.handoff_failed(job.message, reason, detail)

@@ -4,11 +4,12 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.command_refused import CommandRefused
-from cluster.control import ChangeLink, InjectLinkFault, KillWorker
+from cluster.control import ChangeLink, HealFaults, HealLink, InjectLinkFault, KillWorker
 from cluster.events import Event, FaultHealed, FaultInjected
 from cluster.link_backend import LinkBackend
 from cluster.log_lines import log_line
@@ -20,6 +21,18 @@ from cluster.units import format_bits_per_s
 SIGNALS: Final = {"KILL": "kill", "TERM": "terminate", "STOP": "hang", "CONT": "resume"}
 LINK_FAULTS: Final = ("corrupt", "cut", "stall")
 MAX_SECONDS: Final = 3600.0
+
+
+@dataclass(eq=False)
+class _OpenFault:
+    """One that is not over. ``heal`` (early or in its time) says what it did, "" = there was nothing left to heal."""
+
+    fault: str
+    target: str
+    seconds: float  # 0: until something ends it
+    heal: Callable[[bool], Awaitable[str]]
+    began_at: float = field(default_factory=time.monotonic)
+    timer: asyncio.Task[None] | None = None
 
 
 class FaultInjection:
@@ -42,13 +55,27 @@ class FaultInjection:
         self._emit = emit
         self._retell = retell
         self._relink = relink
-        self._healing: set[asyncio.Task[None]] = set()
-        self._slow: asyncio.Task[None] | None = None
+        self._open: list[_OpenFault] = []
+        self._timers: set[asyncio.Task[None]] = set()
+        self._slow: _OpenFault | None = None
         self._before_slow: LinkShape | None = None  # None: the link is as it was asked for
 
     def close(self) -> None:
-        for task in self._healing:
+        for task in self._timers:
             task.cancel()
+
+    async def heal_all(self, command: HealFaults) -> str:
+        """End every fault that is not over, and take back those that wait for a KV frame."""
+        for slot in self._processes.slots:
+            if slot.role != "router" and slot.child is not None and slot.child.is_running:
+                slot.send(HealLink())
+        healed = []
+        for fault in list(self._open):
+            if fault.timer is not None:
+                fault.timer.cancel()
+            if await self._end(fault, command.cause or "healed"):
+                healed.append(f"{fault.fault} {fault.target}")
+        return f"healed: {', '.join(healed)}" if healed else "nothing to heal: no fault that lasts is on"
 
     def signal(self, command: KillWorker) -> str:
         """Raises CommandRefused."""
@@ -67,14 +94,16 @@ class FaultInjection:
         self._tell(fault, slot.process_id, command.cause, detail, command.seconds)
         child.signal(signal.Signals[f"SIG{command.signal}"])
 
-        def resume() -> str:
+        async def resume(is_early: bool) -> str:
             if slot.child is not child or not child.is_running:
                 return ""  # the supervisor's kill was first
             child.signal(signal.SIGCONT)
             return f"SIGCONT to pid {child.pid}"
 
-        if command.seconds:
-            self._heal_later(fault, slot.process_id, command.seconds, resume)
+        if fault == "hang":
+            self._open_fault(fault, slot.process_id, command.seconds, resume)
+        else:
+            self._forget("hang", slot.process_id)
         return f"SIG{command.signal} sent to {slot.process_id} (pid {child.pid})"
 
     def hurt_link(self, command: InjectLinkFault) -> str:
@@ -92,8 +121,8 @@ class FaultInjection:
             command.kind, slot.process_id, command.cause, f"{what} of {slot.process_id}", command.seconds
         )
         slot.send(command)
-        if command.seconds:  # a stall begins with the next frame, so this is its earliest end
-            self._heal_later(command.kind, slot.process_id, command.seconds, lambda: "by itself")
+        if command.seconds:
+            self._open_fault(command.kind, slot.process_id, command.seconds, _by_itself)
         return f"{command.kind} will hit {what} of {slot.process_id}"
 
     async def change_link(self, command: ChangeLink) -> str:
@@ -110,40 +139,35 @@ class FaultInjection:
             jitter_ms=command.jitter_ms,
             loss=self._link.shape.loss,
         )
-        if self._slow is not None:
-            self._slow.cancel()  # what comes now replaces it
+        slow, self._slow = self._slow, None
+        if slow is not None:  # what comes now replaces it
+            self._forget(slow.fault, slow.target)
         try:
             await asyncio.to_thread(self._link.change, shape)
         except (NetnsError, ValueError) as error:
-            if self._slow is not None:
-                self._slow = self._spawn(self._restore_link(0.0))
+            if slow is not None:
+                await self._end(slow, "")
             raise CommandRefused(str(error)) from error
-        self._slow = None
         self._before_slow = before if command.seconds else None
         text = _in_words(shape)
         if command.seconds:
             self._tell("slow", "link", command.cause, text, command.seconds)
-            self._slow = self._spawn(self._restore_link(command.seconds))
+            self._slow = self._open_fault("slow", "link", command.seconds, self._restore_link)
             self._retell()
             return f"link {text} for {command.seconds:g} s"
         self._relink()
         return f"link {text}"
 
-    async def _restore_link(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def _restore_link(self, is_early: bool) -> str:
         shape, self._before_slow, self._slow = self._before_slow, None, None
         assert shape is not None
         try:
             await asyncio.to_thread(self._link.change, shape)
         except (NetnsError, ValueError) as error:  # the shape that worked before
             log_line(f"link: the shape of before does not come back: {error}")
-            return
-        self._emit(
-            FaultHealed(
-                at=time.monotonic(), fault="slow", target="link", after_s=seconds, detail=_in_words(shape)
-            )
-        )
+            return ""
         self._relink()
+        return _in_words(shape)
 
     def _running(self, process_id: str) -> ProcessSlot:
         slot = self._processes.find(process_id)
@@ -162,25 +186,51 @@ class FaultInjection:
             )
         )
 
-    def _heal_later(self, fault: str, target: str, seconds: float, heal: Callable[[], str]) -> None:
-        """``heal`` says what it did, "" = there was nothing left to heal."""
+    def _open_fault(
+        self, fault: str, target: str, seconds: float, heal: Callable[[bool], Awaitable[str]]
+    ) -> _OpenFault:
+        opened = _OpenFault(fault, target, seconds, heal)
+        self._open.append(opened)
+        if seconds:
+            opened.timer = asyncio.create_task(self._end_in_time(opened))
+            self._timers.add(opened.timer)
+            opened.timer.add_done_callback(self._timers.discard)
+        return opened
 
-        async def later() -> None:
-            await asyncio.sleep(seconds)
-            if detail := heal():
-                self._emit(
-                    FaultHealed(
-                        at=time.monotonic(), fault=fault, target=target, after_s=seconds, detail=detail
-                    )
-                )
+    async def _end_in_time(self, fault: _OpenFault) -> None:
+        await asyncio.sleep(fault.seconds)
+        await self._end(fault, "")
 
-        self._spawn(later())
+    async def _end(self, fault: _OpenFault, early_cause: str) -> bool:
+        """Heal one; False if there was nothing left to heal. ``early_cause`` "" = its time is over."""
+        if fault in self._open:
+            self._open.remove(fault)
+        detail = await fault.heal(bool(early_cause))
+        if not detail:
+            return False
+        now = time.monotonic()
+        self._emit(
+            FaultHealed(
+                at=now,
+                fault=fault.fault,
+                target=fault.target,
+                after_s=now - fault.began_at if early_cause else fault.seconds,
+                detail=f"{detail} ({early_cause})" if early_cause else detail,
+            )
+        )
+        return True
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._healing.add(task)
-        task.add_done_callback(self._healing.discard)
-        return task
+    def _forget(self, fault: str, target: str) -> None:
+        """Something else has ended it."""
+        for opened in [each for each in self._open if (each.fault, each.target) == (fault, target)]:
+            self._open.remove(opened)
+            if opened.timer is not None:
+                opened.timer.cancel()
+
+
+async def _by_itself(is_early: bool) -> str:
+    """Of a fault that the worker ends: a stall begins with the next frame, so its time is the earliest end."""
+    return "taken back" if is_early else "by itself"
 
 
 def _check_seconds(seconds: float) -> None:

@@ -11,6 +11,7 @@ from cluster.control import (
     ChangeLink,
     Command,
     DrainWorker,
+    HealFaults,
     InjectBurst,
     InjectLinkFault,
     KillWorker,
@@ -80,6 +81,8 @@ class OperatorCommands:
                 return self._faults.signal(command)
             case InjectLinkFault():
                 return self._faults.hurt_link(command)
+            case HealFaults():
+                return await self._faults.heal_all(command)
             case SetMode():
                 return self._set_mode(command)
             case SetCodec():

@@ -28,6 +28,7 @@ from cluster.events import (
 from cluster.kv_stream import KVStream, least_piece_tokens
 from cluster.worker_outbox import WorkerOutbox
 from engine.engine import Engine
+from engine.kv_port import KVPort, KVPorts, StagingFull
 from engine.outputs import NewToken, PrefillProgress
 from transport import events as wire
 from transport.errors import OutboxFull, UnknownCodec
@@ -42,6 +43,7 @@ class PrefillJob:
     transfer_id: int
     header: KVHeader
     stream: KVStream
+    port: KVPort
     codec_reason: str  # why this codec, "" where it was asked for by name
     clock: PrefillClock = field(default_factory=PrefillClock)
     accepted: wire.TransferAccepted | None = None
@@ -66,7 +68,9 @@ class PrefillSide:
         sender_to: Callable[[str, int], KVSender],
         delivery: str,
         codec_selector: CodecSelector,
+        ports: KVPorts,
     ) -> None:
+        self._ports = ports
         self._worker_id = worker_id
         self._engine = engine
         self._contract = contract
@@ -97,23 +101,28 @@ class PrefillSide:
         address = (message.decode_kv_host, message.decode_kv_port)
         choice = self._codec_selector.choose(message.codec, address, header.raw_bytes)
         header = msgspec.structs.replace(header, codec=choice.codec)
-        sender = self._sender_to(*address)
+        sender, engine = self._sender_to(*address), self._engine
         try:
-            self._engine.add(engine_request(message), hold=True)
-            transfer_id = sender.open(header)
-        except (ValueError, UnknownCodec) as error:
-            self._engine.abort(key)
+            port = self._ports.open(lambda: engine.kv_blocks(key), 0, header.num_tokens)
+        except StagingFull as error:
             self._reports.refused(message, str(error))
             return
-        engine = self._engine
-
-        def rows(layer: int, kv: int, start_token: int, num_tokens: int) -> list[memoryview]:
-            return engine.cache.block_bytes(layer, kv, engine.kv_blocks(key), start_token, num_tokens)
-
+        try:
+            engine.add(engine_request(message), hold=True)
+            transfer_id = sender.open(header)
+        except (ValueError, UnknownCodec) as error:
+            port.close()
+            engine.abort(key)
+            self._reports.refused(message, str(error))
+            return
         stream = KVStream(
-            sender, transfer_id, header, rows, is_bulk=self._delivery == "bulk" or header.path == "v1"
+            sender,
+            transfer_id,
+            header,
+            port.outgoing,
+            is_bulk=self._delivery == "bulk" or header.path == "v1",
         )
-        self.jobs[key] = PrefillJob(message, sender, transfer_id, header, stream, choice.reason)
+        self.jobs[key] = PrefillJob(message, sender, transfer_id, header, stream, port, choice.reason)
 
     def layer_written(self, prefilled: tuple[PrefillProgress, ...], layer: int) -> None:
         """In the middle of a step: this layer's rows of these ranges are in place."""
@@ -199,6 +208,7 @@ class PrefillSide:
             self._tell_started(job)
             return
         del self.jobs[key]
+        job.port.close()
         self._engine.abort(key)  # whatever its status: the wire no longer reads its blocks
         if isinstance(event, wire.TransferAcked):
             self._completed(job, event.stats)
@@ -257,5 +267,6 @@ class PrefillSide:
             self._engine.halt(key)  # the wire may still read its blocks: its last word frees them
         else:
             del self.jobs[key]
+            job.port.close()
             self._engine.abort(key)
         return True

@@ -19,6 +19,7 @@ from cluster.control import (
     AbortRequest,
     AnyMessage,
     Events,
+    HealLink,
     InjectLinkFault,
     LinkMeasured,
     Ping,
@@ -49,6 +50,7 @@ from cluster.worker_link import REQUEST_CHANNEL
 from cluster.worker_outbox import WorkerOutbox
 from cluster.worker_sides import WorkerSides
 from engine.engine import Engine
+from engine.kv_port import KVPorts
 from engine.outputs import EngineStats, PrefillProgress, StepOutput
 from engine.weights import LoadedModel
 from transport.auth import ServerHandshake, authenticate_stream
@@ -93,6 +95,7 @@ class Worker:
         self._thread = EngineThread(engine, self._stepped, self._engine_died, self._layer_written, self._idle)
         self._refusals = RefusalLog(spec.worker_id, self._outbox.emit)
         self._kv = WorkerKV(spec, contract, self._thread, partial(self._refusals.add, "kv"))
+        ports = KVPorts(engine.cache)
         prefill = PrefillSide(
             spec.worker_id,
             engine,
@@ -101,8 +104,9 @@ class Worker:
             self._kv.sender_to,
             spec.profile.kv.delivery,
             self._kv.codec_selector,
+            ports,
         )
-        decode = DecodeSide(spec.worker_id, engine, self._outbox)
+        decode = DecodeSide(spec.worker_id, engine, self._outbox, ports)
         self._sides = WorkerSides(prefill, decode, self._outbox)
         self._ownership = BlockOwnership(spec.worker_id, engine, self._sides, self._outbox.emit)
         self._kv.connect(prefill, decode)
@@ -147,6 +151,8 @@ class Worker:
                 self._role = role
             case InjectLinkFault():
                 self._kv.inject(message, time.monotonic())
+            case HealLink():
+                self._kv.heal()
             case ProbeLink():
                 self._in_background(self._probe(message))
             case _:

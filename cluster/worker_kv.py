@@ -146,6 +146,12 @@ class WorkerKV:
         for sender in list(self._senders.values()):
             sender.set_link(self._shape)
 
+    def heal(self) -> None:
+        """No fault is on any more, and none waits for a frame."""
+        self._faults.clear()
+        for sender in list(self._senders.values()):
+            sender.heal()
+
     def inject(self, message: InjectLinkFault, now: float) -> None:
         """Break what this worker sends: once, or for a time on every connection there is and comes."""
         fault: LinkFault

@@ -107,7 +107,7 @@ ACTIONS: Final = (
     Action("export", "e", "Export", "write the run's events to a file", "export", "export", asks="the format, once"),
     Action("link", "l", "Break or set a link", "cut, corrupt, stall, slow for a time; or set rate and delay",
            "ask('link')", "link", asks="which link and how", changes_cluster=True, confirms=True),
-    Action("heal", "x", "Heal all", "end what hangs or is slow, and a drill; other faults end by themselves", "heal",
+    Action("heal", "x", "Heal all", "end every fault that is on, and a drill", "heal",
            "heal", changes_cluster=True),
     Action("restart", "R", "Restart a worker", "drain, stop and start it anew; R again: the one under the cursor",
            "ask('restart')", asks="which worker", changes_cluster=True, confirms=True, panels=(1,), hint="restart"),

@@ -20,7 +20,7 @@ from textual.binding import BindingType
 from textual.command import Provider
 from textual.screen import Screen
 
-from cluster.control import Command
+from cluster.control import Command, HealFaults
 from cluster.export import FORMATS
 from cluster.run_dir import TOKEN_FILE
 from console.actions import LIVE, actions_of, bindings, find_action
@@ -28,7 +28,6 @@ from console.commands import CommandSink, SendCommand
 from console.config import Config
 from console.crash import describe_crash
 from console.drill_verdict import DrillVerdict, read_verdict
-from console.fault_picks import FaultPicks
 from console.feed import Feed, LogFeed
 from console.feed_text import Line
 from console.held_blocks import HeldBlocks, fetch_held_blocks
@@ -255,11 +254,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             if self._drills is not None and self._drills.running:
                 self.workers.cancel_group(self, "drill")
                 self.tell("the drill is stopped, without a verdict")
-            picks = FaultPicks(self.state, "")
-            for command in picks.heal_commands():
-                self._deliver(command, "Heal all")
-            for line in picks.not_healed(self.now):
-                self.tell(line)
+            self._deliver(HealFaults(cause="operator, key x"), "Heal all")
 
     def action_pause(self) -> None:
         if not self.feed.paused:

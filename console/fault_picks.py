@@ -3,7 +3,7 @@
 Faults come from the table of fault kinds, so that what a drill injects, what a key does and the line shown are one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,6 @@ from cluster.control import (
     ChangeLink,
     Command,
     DrainWorker,
-    KillWorker,
     RemoveWorker,
     RestartWorker,
     ResumeWorker,
@@ -110,35 +109,6 @@ class FaultPicks:
             )
 
         return [deed(role) for role in ROLES]
-
-    def not_healed(self, now: float) -> list[str]:
-        """Why what is not among ``heal_commands`` is not, one line each."""
-        if not self.state.topology.faults:
-            return ["nothing to heal: no fault that lasts is on"]
-        return [
-            f"{fault} {target} ends by itself in {max(event.at + event.seconds - now, 0.0):.0f} s"
-            for (fault, target), event in self.state.topology.faults.items()
-            if fault not in ("hang", "slow")
-        ]
-
-    def heal_commands(self) -> Sequence[Command]:
-        """What ends the faults that the log says are not over, as far as they can be ended."""
-        commands: list[Command] = []
-        for (fault, target), event in self.state.topology.faults.items():
-            if fault == "hang":
-                commands.append(KillWorker(worker_id=target, signal="CONT", cause="operator, key x"))
-            elif fault == "slow" and event.seconds:
-                before = self.state.topology.before_slow
-                if before is not None:
-                    commands.append(
-                        ChangeLink(
-                            bits_per_s=before.asked_bits_per_s,
-                            delay_ms=before.asked_delay_ms,
-                            jitter_ms=before.asked_jitter_ms,
-                            cause="operator, key x",
-                        )
-                    )
-        return commands
 
     def _fault(self, key: str, word: str, kind: str) -> Deed:
         found = find_fault(kind)

@@ -183,7 +183,6 @@ class Topology:
         self.asked: LinkConfigured | None = None
         self.faults: dict[tuple[str, str], FaultInjected] = {}
         """What was broken and is not healed yet, by (fault, target)."""
-        self.before_slow: LinkConfigured | None = None
         """How the link was asked to be before it was slowed for a time."""
 
     def fold(self, event: WorkerEvent) -> None:
@@ -243,16 +242,12 @@ class Topology:
                 pass  # its line is enough; the count comes with the statistics
             case FaultInjected() if event.seconds or event.fault == "hang":
                 self.faults[event.fault, event.target] = event
-                if event.fault == "slow":
-                    self.before_slow = self.before_slow or self.asked
             case FaultInjected() if event.fault == "resume":
                 self.faults.pop(("hang", event.target), None)
             case FaultInjected():
                 pass
             case FaultHealed():
                 self.faults.pop((event.fault, event.target), None)
-                if event.fault == "slow":
-                    self.before_slow = None
             case WorkerStats():
                 worker = self._worker(event.worker_id, event.role)
                 if worker.state in GONE:

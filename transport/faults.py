@@ -41,6 +41,9 @@ class FaultQueue:
         """Not later than ``until`` (monotonic seconds); with ``every_frame`` again and again, else once."""
         self._armed.append(_Armed(fault, until, every_frame))
 
+    def clear(self) -> None:
+        self._armed = []
+
     @property
     def is_empty(self) -> bool:
         """None is still to happen."""

@@ -141,6 +141,10 @@ class KVSender:
         """For drills: a fault in the next DATA frame that is written, or in every one until then."""
         self._post(lambda now: self._core.inject(fault, until, every_frame=every_frame))
 
+    def heal(self) -> None:
+        """Forgets every fault that was injected; a stall ends at once."""
+        self._post(lambda now: self._core.heal())
+
     @property
     def num_late_frames(self) -> int:
         return self._core.num_late_frames

@@ -105,6 +105,11 @@ class SenderConnection:
         """See ``FaultQueue.add``."""
         self._faults.add(fault, until, every_frame=every_frame)
 
+    def heal(self) -> None:
+        """Forgets every fault that was injected; a stall ends at once."""
+        self._faults.clear()
+        self._stalled_until = None
+
     def set_link(self, shape: LinkShape) -> None:
         self._outbox.set_link(shape)
 

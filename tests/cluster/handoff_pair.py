@@ -27,6 +27,7 @@ from cluster.worker_outbox import WorkerOutbox
 from cluster.worker_sides import WorkerSides
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kv_port import HostStaging, KVPorts
 from engine.outputs import PrefillProgress, StepOutput
 from engine.request import SamplingParams
 from engine.weights import LoadedModel
@@ -84,6 +85,7 @@ class Side:
         config: EngineConfig,
         loop: asyncio.AbstractEventLoop,
         delivery: str,
+        staged: bool,
     ) -> None:
         self.said = Said()
         self.engine = Engine(config, loaded)
@@ -100,10 +102,13 @@ class Side:
         self.thread = EngineThread(self.engine, self._stepped, self._died, self._layer_written)
         spec = WorkerSpec(worker_id=name, role=name, run="test", secret=SECRET, profile=PROFILE)
         self.kv = WorkerKV(spec, contract, self.thread, lambda peer, error: None)
+        row_bytes = self.engine.cache.row_bytes
+        self.staging = HostStaging(row_bytes) if staged else None
+        ports = KVPorts(self.engine.cache, staging=self.staging)
         self.prefill = PrefillSide(
-            name, self.engine, contract, outbox, self.kv.sender_to, delivery, self.kv.codec_selector
+            name, self.engine, contract, outbox, self.kv.sender_to, delivery, self.kv.codec_selector, ports
         )
-        self.decode = DecodeSide(name, self.engine, outbox)
+        self.decode = DecodeSide(name, self.engine, outbox, ports)
         self.sides = WorkerSides(self.prefill, self.decode, outbox)
         self.kv.connect(self.prefill, self.decode)
         self.error: BaseException | None = None
@@ -147,12 +152,14 @@ class HandoffPair:
         config: EngineConfig,
         decode_config: EngineConfig | None = None,
         delivery: str = "stream",
+        staged: bool = False,
     ) -> None:
+        """``staged``: as on a device whose memory the wire cannot reach."""
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever)
         self._loop_thread.start()
-        self.prefill = Side("prefill-0", loaded, config, self._loop, delivery)
-        self.decode = Side("decode-0", loaded, decode_config or config, self._loop, delivery)
+        self.prefill = Side("prefill-0", loaded, config, self._loop, delivery, staged)
+        self.decode = Side("decode-0", loaded, decode_config or config, self._loop, delivery, staged)
 
     def __enter__(self) -> Self:
         return self

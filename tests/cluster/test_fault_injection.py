@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.control import ChangeLink, Command, InjectLinkFault, KillWorker
+from cluster.control import ChangeLink, Command, HealFaults, InjectLinkFault, KillWorker
 from cluster.events import FaultHealed, FaultInjected, HeartbeatMissed, LinkConfigured
 from tests.cluster.supervised_run import Run
 from tests.cluster.supervision import until
@@ -73,6 +73,41 @@ async def test_a_second_slow_link_does_not_make_the_first_one_last(start: Callab
     await until(lambda: run.events(LinkConfigured)[-1].asked_bits_per_s == before, "the shape of before")
     assert (await run.command(ChangeLink(bits_per_s=3e6))).ok  # not a fault: it stays
     assert len(run.events(FaultInjected)) == 2
+
+
+async def test_all_that_is_broken_is_healed_at_once(start: Callable[..., Run]) -> None:
+    run = start()
+    await run.up()
+    before = run.events(LinkConfigured)[-1].asked_bits_per_s
+    hang = await run.command(KillWorker(worker_id="decode-0", signal="STOP", seconds=60.0))
+    pid = int(hang.message.rpartition("pid ")[2].rstrip(")"))
+    assert (await run.command(InjectLinkFault(worker_id="prefill-0", kind="stall", seconds=60.0))).ok
+    assert (await run.command(ChangeLink(bits_per_s=1e6, seconds=60.0))).ok
+    done = await run.command(HealFaults(cause="test"))
+    assert done.message == "healed: hang decode-0, stall prefill-0, slow link"
+    healed = await run.logged(FaultHealed, 3)
+    assert [(one.fault, one.target) for one in healed] == [
+        ("hang", "decode-0"),
+        ("stall", "prefill-0"),
+        ("slow", "link"),
+    ]
+    assert all(0 < one.after_s < 60 and one.detail.endswith("(test)") for one in healed)
+    await until(lambda: state_of(pid) != "T", "the process going on")
+    await until(lambda: run.events(LinkConfigured)[-1].asked_bits_per_s == before, "the shape of before")
+    log = run.dir / "logs/prefill-0.log"
+    await until(lambda: "HealLink()" in log.read_text(), "the worker's word")
+    again = await run.command(HealFaults())
+    assert again.message == "nothing to heal: no fault that lasts is on"
+
+
+async def test_what_has_ended_is_not_healed_again(start: Callable[..., Run]) -> None:
+    run = start()
+    await run.up()
+    assert (await run.command(KillWorker(worker_id="decode-0", signal="STOP"))).ok
+    assert (await run.command(KillWorker(worker_id="decode-0", signal="CONT"))).ok
+    assert (await run.command(HealFaults())).message == "nothing to heal: no fault that lasts is on"
+    assert (await run.command(KillWorker(worker_id="decode-0", signal="STOP"))).ok
+    assert (await run.command(HealFaults())).message == "healed: hang decode-0"
 
 
 REFUSED: tuple[tuple[Command, str], ...] = (

@@ -62,11 +62,13 @@ def test_tokens_equal_one_engine_alone(
         pair.decode.wait_until_free()
 
 
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("codec", ["raw", "lossless"])
 def test_received_kv_is_bitwise_what_prefill_computed(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, staged: bool, codec: str
 ) -> None:
     seen: dict[str, bytes] = {}
-    with HandoffPair(loaded, CONFIG) as pair:
+    with HandoffPair(loaded, CONFIG, staged=staged) as pair:
         first_token, completed = pair.prefill.prefill.first_token, pair.decode.decode.completed
 
         def on_first_token(token: NewToken, now: float) -> None:
@@ -74,13 +76,14 @@ def test_received_kv_is_bitwise_what_prefill_computed(
             first_token(token, now)
 
         def on_completed(header, commit, verified_at):  # type: ignore[no-untyped-def]
+            is_admitted = completed(header, commit, verified_at)
             seen["received"] = kv_bytes(pair.decode.engine, "r", len(PROMPT))
-            return completed(header, commit, verified_at)
+            return is_admitted
 
         monkeypatch.setattr(pair.prefill.prefill, "first_token", on_first_token)
         monkeypatch.setattr(pair.decode.decode, "completed", on_completed)
         pair.start_decode(PROMPT, SAMPLINGS[0])
-        pair.start_prefill(PROMPT, SAMPLINGS[0])
+        pair.start_prefill(PROMPT, SAMPLINGS[0], codec=codec)
         pair.decode.said.finished_tokens()
     assert len(seen["sent"]) == len(PROMPT) * loaded.config.kv_bytes_per_token("float32")
     assert seen["sent"] == seen["received"]
@@ -136,9 +139,10 @@ def test_full_decode_worker_rejects_before_prefill_computes(loaded: LoadedModel)
         pair.decode.wait_until_free()
 
 
-def test_abort_frees_both_sides_in_every_phase(loaded: LoadedModel) -> None:
+@pytest.mark.parametrize("staged", [False, True])
+def test_abort_frees_both_sides_in_every_phase(loaded: LoadedModel, staged: bool) -> None:
     sampling = SAMPLINGS[0]
-    with HandoffPair(loaded, CONFIG) as pair:
+    with HandoffPair(loaded, CONFIG, staged=staged) as pair:
         for attempt, phase in enumerate(("before open", "prefill", "decode"), start=1):
             gate = threading.Event()
             pair.prefill.thread.post(lambda gate=gate: gate.wait(30))  # type: ignore[misc]  # holds prefill at its start
@@ -160,6 +164,8 @@ def test_abort_frees_both_sides_in_every_phase(loaded: LoadedModel) -> None:
             pair.decode.wait_until_free()
             assert not pair.prefill.ask(lambda: dict(pair.prefill.prefill.jobs))
             assert not pair.decode.ask(lambda: dict(pair.decode.decode.jobs))
+            for side in (pair.prefill, pair.decode):
+                assert side.staging is None or side.staging.num_held_bytes == 0
 
 
 def test_prefill_gone_mid_way_is_reported_and_frees_the_reservation(loaded: LoadedModel) -> None:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cluster.control import HandoffFailed, InjectLinkFault
+from cluster.control import HandoffFailed, InjectLinkFault, PrefillDone
 from cluster.events import TransferCompleted
 from engine.config import EngineConfig
 from engine.request import SamplingParams
@@ -94,3 +94,30 @@ def test_a_stall_delays_and_breaks_nothing(loaded: LoadedModel) -> None:
 def test_an_unknown_fault_is_a_mistake_of_the_supervisor(loaded: LoadedModel) -> None:
     with HandoffPair(loaded, CONFIG) as pair, pytest.raises(ValueError, match="'bend' is not a link fault"):
         inject(pair, "bend")
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_a_fault_that_was_taken_back_hits_nothing(loaded: LoadedModel, kind: str) -> None:
+    with HandoffPair(loaded, CONFIG) as pair:
+        for seconds in (0.0, 60.0):
+            inject(pair, kind, seconds)
+            pair.prefill.kv.heal()
+            name = f"before-{seconds:g}"
+            hand_off(pair, name)
+            assert is_whole(pair, name)
+            inject(pair, kind, seconds)  # now on a connection that exists
+            pair.prefill.kv.heal()
+            name = f"after-{seconds:g}"
+            hand_off(pair, name)
+            assert is_whole(pair, name)
+
+
+def test_a_stall_that_is_healed_goes_on(loaded: LoadedModel) -> None:
+    with HandoffPair(loaded, CONFIG) as pair:
+        hand_off(pair, "first")
+        assert is_whole(pair, "first")
+        inject(pair, "stall", 60.0)
+        hand_off(pair, "stalled")
+        pair.prefill.said.wait_for(lambda: len(pair.prefill.said.of(PrefillDone)) == 2)
+        pair.prefill.kv.heal()
+        assert is_whole(pair, "stalled")

@@ -9,6 +9,7 @@ from cluster.step_meter import StepMeter
 from cluster.worker_sides import WorkerSides
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kv_port import KVPorts
 from engine.outputs import PrefillProgress, StepOutput
 from engine.request import SamplingParams
 from engine.weights import load_model
@@ -51,9 +52,10 @@ def engine() -> Engine:
 @pytest.fixture
 def sides(engine: Engine) -> tuple[WorkerSides, Outbox]:
     outbox = Outbox()
+    ports = KVPorts(engine.cache)
     contract, selector = None, None  # a local prefill needs neither
-    prefill = PrefillSide("w", engine, contract, outbox, None, "bulk", selector)  # type: ignore[arg-type]
-    made = WorkerSides(prefill, DecodeSide("w", engine, outbox), outbox)  # type: ignore[arg-type]
+    prefill = PrefillSide("w", engine, contract, outbox, None, "bulk", selector, ports)  # type: ignore[arg-type]
+    made = WorkerSides(prefill, DecodeSide("w", engine, outbox, ports), outbox)  # type: ignore[arg-type]
     message = StartLocal(
         request_id="r", attempt=1, prompt_token_ids=tuple(range(100)), sampling=SamplingParams(max_tokens=2)
     )
