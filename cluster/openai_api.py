@@ -62,6 +62,10 @@ class _CompletionBody(_Body):
     prompt: str | list[int | str | list[int]] = ""
 
 
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Those of the OpenAI API; what a model makes of them is its chat template's business."""
+
+
 class _Part(msgspec.Struct):
     type: str = "text"
     text: str = ""
@@ -164,6 +168,12 @@ def _prompt_ids(body: _CompletionBody | _ChatBody, tokenizer: Tokenizer, max_mod
     if isinstance(body, _ChatBody):
         if not body.messages:
             raise ApiError(400, "messages is empty; allowed is 1 or more messages")
+        for index, message in enumerate(body.messages):
+            if message.role not in CHAT_ROLES:
+                raise ApiError(
+                    400,
+                    f"messages[{index}].role: {message.role!r} is not a role; allowed: {', '.join(CHAT_ROLES)}",
+                )
         messages = [{"role": message.role, "content": _text_of(message)} for message in body.messages]
         _check_length("".join(message["content"] for message in messages), tokenizer, max_model_len)
         try:

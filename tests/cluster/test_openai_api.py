@@ -103,6 +103,8 @@ def test_chat_parts_are_joined_and_others_refused() -> None:
         in refusal({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, is_chat=True).message
     )
     assert "empty" in refusal({"messages": []}, is_chat=True).message
+    wizard = refusal({"messages": [{"role": "user"}, {"role": "wizard", "content": "x"}]}, is_chat=True)
+    assert wizard.message.startswith("messages[1].role: 'wizard' is not a role; allowed: system, ")
 
 
 def test_first_chat_chunk_carries_role_and_text_together() -> None:
