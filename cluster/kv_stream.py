@@ -20,7 +20,7 @@ from transport.sender import KVSender
 MIN_PIECE_BYTES: Final = 64 * 1024
 """Of one layer's keys or values. Sending costs something per frame, so a smaller piece waits for more rows."""
 
-GATHERED_BYTES: Final = 1024 * 1024
+GATHERED_BYTES: Final = 8 * 1024 * 1024
 """Of all layers, handed over together while more of the prompt is to come."""
 
 LAST_GATHERED_BYTES: Final = 512 * 1024
