@@ -99,7 +99,7 @@ ACTIONS: Final = (
     Action("kill", "k", "Break a process", "kill, terminate or hang a process; k again: SIGKILL", "ask('kill')",
            "kill", asks="which process and how", changes_cluster=True, confirms=True, panels=(1,)),
     _sends("codec", "i", "Codec",
-           "KV on the wire from now on: raw, INT8 (answers may differ), lossless, the profile's own", "int8", next_codec),
+           "KV on the wire from now on: raw, INT8 (answers may differ), lossless, the profile's", "int8", next_codec),
     _sends("mode", "m", "Mode", "disaggregated or co-located, from the next request on", "mode", other_mode),
     _sends("load", "s", "Load on/off", "start or stop the steady load (or the one that ran last)", "load", toggle_load),
     Action("drill", "d", "Drills", "run one on this cluster and judge it; the verdict is in panel 5", "drill", "drill",
