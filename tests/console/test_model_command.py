@@ -16,6 +16,7 @@ from console import model_get
 from console.cli import main
 from console.progress_line import ProgressLine, progress_text
 from engine.downloadable import DOWNLOADABLE
+from engine.dtypes import resolve_dtype
 from engine.model_ids import ModelError
 from tests.cluster.file_server import Reply, file_server
 from tests.cluster.test_hub_fetch import MODEL_ID, serve, write_model
@@ -51,7 +52,7 @@ def test_the_list_tells_what_is_here_and_what_is_not(home: Path, capsys: pytest.
         "0.1",
         "M",
         "8192",
-        "256",
+        {"bfloat16": "256", "float32": "512"}[resolve_dtype("auto")],  # in what this machine computes in
         "B",
         "-",
         "made",
