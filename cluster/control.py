@@ -543,8 +543,7 @@ AnyMessage = (
     | StartPrefill | StartDecode | StartLocal | AbortRequest
     | Tokens | PrefillDone | DecodeAdopted | HandoffFailed | RequestError | WorkerLoad
     | ReportBlocks | BlocksReported
-    | InjectBurst | KillWorker | InjectLinkFault | HealFaults | SetMode | SetCodec | SetHandoff | SetLoad | ChangeLink
-    | AddNote | StopCluster | FleetCommand | CommandSent | CommandDone
+    | Command | CommandSent | CommandDone
 )  # fmt: skip
 
 _encoder: Final = msgspec.json.Encoder()

@@ -128,8 +128,11 @@ class DecodeSide:
         else:
             try:
                 num_held = self._engine.reserve(engine_request(message))
-            except NoCapacity as error:
+                own_blocks = self._engine.kv_blocks(key)[num_held // self._engine.cache.block_size :]
+                port = self._ports.open(lambda: own_blocks, num_held, num_tokens - num_held)
+            except (NoCapacity, StagingFull) as error:
                 del self.jobs[key]
+                self._engine.abort(key)
                 reply.reject(RejectReason.FULL, str(error))
                 self._reports.handoff_failed(message, "decode_full", str(error))
                 return
@@ -138,16 +141,8 @@ class DecodeSide:
                 reply.reject(RejectReason.PROTOCOL, str(error))
                 self._reports.refused(message, str(error))
                 return
-            own_blocks = self._engine.kv_blocks(key)[num_held // self._engine.cache.block_size :]
-            try:
-                job.port = self._ports.open(lambda: own_blocks, num_held, num_tokens - num_held)
-            except StagingFull as error:
-                del self.jobs[key]
-                self._engine.abort(key)
-                reply.reject(RejectReason.FULL, str(error))
-                self._reports.handoff_failed(message, "decode_full", str(error))
-                return
-            reply.accept(job.port.incoming, num_held)
+            job.port = port
+            reply.accept(port.incoming, num_held)
 
     # --- the transfer's end -----------------------------------------------------------------------------------
 

@@ -25,12 +25,15 @@ MAX_SECONDS: Final = 3600.0
 
 @dataclass(eq=False)
 class _OpenFault:
-    """One that is not over. ``heal`` (early or in its time) says what it did, "" = there was nothing left to heal."""
+    """One that is not over. ``heal`` says what it did, "" = there was nothing left to heal.
+
+    ``heal`` None: the worker ends it by itself, or when it is told that all are healed.
+    """
 
     fault: str
     target: str
     seconds: float  # 0: until something ends it
-    heal: Callable[[bool], Awaitable[str]]
+    heal: Callable[[], Awaitable[str]] | None
     began_at: float = field(default_factory=time.monotonic)
     timer: asyncio.Task[None] | None = None
 
@@ -57,7 +60,6 @@ class FaultInjection:
         self._relink = relink
         self._open: list[_OpenFault] = []
         self._timers: set[asyncio.Task[None]] = set()
-        self._slow: _OpenFault | None = None
         self._before_slow: LinkShape | None = None  # None: the link is as it was asked for
 
     def close(self) -> None:
@@ -70,7 +72,8 @@ class FaultInjection:
             if slot.role != "router" and slot.child is not None and slot.child.is_running:
                 slot.send(HealLink())
         healed = []
-        for fault in list(self._open):
+        while self._open:  # others may end, or begin, while one is healed
+            fault = self._open.pop(0)
             if fault.timer is not None:
                 fault.timer.cancel()
             if await self._end(fault, command.cause or "healed"):
@@ -94,7 +97,7 @@ class FaultInjection:
         self._tell(fault, slot.process_id, command.cause, detail, command.seconds)
         child.signal(signal.Signals[f"SIG{command.signal}"])
 
-        async def resume(is_early: bool) -> str:
+        async def resume() -> str:
             if slot.child is not child or not child.is_running:
                 return ""  # the supervisor's kill was first
             child.signal(signal.SIGCONT)
@@ -122,7 +125,7 @@ class FaultInjection:
         )
         slot.send(command)
         if command.seconds:
-            self._open_fault(command.kind, slot.process_id, command.seconds, _by_itself)
+            self._open_fault(command.kind, slot.process_id, command.seconds, None)
         return f"{command.kind} will hit {what} of {slot.process_id}"
 
     async def change_link(self, command: ChangeLink) -> str:
@@ -139,27 +142,25 @@ class FaultInjection:
             jitter_ms=command.jitter_ms,
             loss=self._link.shape.loss,
         )
-        slow, self._slow = self._slow, None
-        if slow is not None:  # what comes now replaces it
-            self._forget(slow.fault, slow.target)
+        replaced = self._forget("slow", "link")
         try:
             await asyncio.to_thread(self._link.change, shape)
         except (NetnsError, ValueError) as error:
-            if slow is not None:
+            for slow in replaced:
                 await self._end(slow, "")
             raise CommandRefused(str(error)) from error
         self._before_slow = before if command.seconds else None
         text = _in_words(shape)
         if command.seconds:
             self._tell("slow", "link", command.cause, text, command.seconds)
-            self._slow = self._open_fault("slow", "link", command.seconds, self._restore_link)
+            self._open_fault("slow", "link", command.seconds, self._restore_link)
             self._retell()
             return f"link {text} for {command.seconds:g} s"
         self._relink()
         return f"link {text}"
 
-    async def _restore_link(self, is_early: bool) -> str:
-        shape, self._before_slow, self._slow = self._before_slow, None, None
+    async def _restore_link(self) -> str:
+        shape, self._before_slow = self._before_slow, None
         assert shape is not None
         try:
             await asyncio.to_thread(self._link.change, shape)
@@ -187,25 +188,29 @@ class FaultInjection:
         )
 
     def _open_fault(
-        self, fault: str, target: str, seconds: float, heal: Callable[[bool], Awaitable[str]]
-    ) -> _OpenFault:
+        self, fault: str, target: str, seconds: float, heal: Callable[[], Awaitable[str]] | None
+    ) -> None:
         opened = _OpenFault(fault, target, seconds, heal)
         self._open.append(opened)
         if seconds:
             opened.timer = asyncio.create_task(self._end_in_time(opened))
             self._timers.add(opened.timer)
             opened.timer.add_done_callback(self._timers.discard)
-        return opened
 
     async def _end_in_time(self, fault: _OpenFault) -> None:
         await asyncio.sleep(fault.seconds)
+        self._open.remove(fault)
         await self._end(fault, "")
 
     async def _end(self, fault: _OpenFault, early_cause: str) -> bool:
-        """Heal one; False if there was nothing left to heal. ``early_cause`` "" = its time is over."""
-        if fault in self._open:
-            self._open.remove(fault)
-        detail = await fault.heal(bool(early_cause))
+        """Heal one that is not among the open any more; False if there was nothing left to heal.
+
+        ``early_cause`` "" = its time is over.
+        """
+        if fault.heal is not None:
+            detail = await fault.heal()
+        else:  # a stall begins with the next frame, so its time is the earliest end
+            detail = "taken back" if early_cause else "by itself"
         if not detail:
             return False
         now = time.monotonic()
@@ -220,17 +225,14 @@ class FaultInjection:
         )
         return True
 
-    def _forget(self, fault: str, target: str) -> None:
-        """Something else has ended it."""
-        for opened in [each for each in self._open if (each.fault, each.target) == (fault, target)]:
+    def _forget(self, fault: str, target: str) -> list[_OpenFault]:
+        """Something else ends or replaces these."""
+        forgotten = [each for each in self._open if (each.fault, each.target) == (fault, target)]
+        for opened in forgotten:
             self._open.remove(opened)
             if opened.timer is not None:
                 opened.timer.cancel()
-
-
-async def _by_itself(is_early: bool) -> str:
-    """Of a fault that the worker ends: a stall begins with the next frame, so its time is the earliest end."""
-    return "taken back" if is_early else "by itself"
+        return forgotten
 
 
 def _check_seconds(seconds: float) -> None:

@@ -207,9 +207,7 @@ class PrefillSide:
             job.stream.skip(event.start_token)
             self._tell_started(job)
             return
-        del self.jobs[key]
-        job.port.close()
-        self._engine.abort(key)  # whatever its status: the wire no longer reads its blocks
+        self._free(key)
         if isinstance(event, wire.TransferAcked):
             self._completed(job, event.stats)
         elif job.is_aborted:
@@ -266,7 +264,10 @@ class PrefillSide:
         if job.stream.has_sent:
             self._engine.halt(key)  # the wire may still read its blocks: its last word frees them
         else:
-            del self.jobs[key]
-            job.port.close()
-            self._engine.abort(key)
+            self._free(key)
         return True
+
+    def _free(self, key: str) -> None:
+        """Forget a job, whatever its status: the wire reads nothing of it any more."""
+        self.jobs.pop(key).port.close()
+        self._engine.abort(key)

@@ -104,6 +104,22 @@ class PagedKVCache:
         """
         if not self._bytes:
             raise ValueError(f"the cache is on {self.device}; byte views exist on cpu only")
+        row, stored = self.row_bytes, self._bytes[layer][kv]
+        return [
+            stored[slot * row : (slot + count) * row]
+            for slot, count in self.slot_runs(block_table, start, num_tokens)
+        ]
+
+    def rows(self, layer: int, kv: int) -> torch.Tensor:
+        """A layer's keys or values by slot: ``(num_slots, num_kv_heads, head_dim)``, the cache's own memory."""
+        return self._by_slot[layer][kv]
+
+    def slot_runs(self, block_table: Sequence[int], start: int, num_tokens: int) -> list[tuple[int, int]]:
+        """Where tokens ``start .. start + num_tokens - 1`` of a sequence lie, in order: first slot and number of slots
+        of each run of neighbouring blocks.
+
+        Raises ValueError for tokens beyond the block table.
+        """
         if start < 0 or num_tokens < 0 or start + num_tokens > len(block_table) * self.block_size:
             raise ValueError(
                 f"tokens {start} to {start + num_tokens} asked for; "
@@ -111,17 +127,16 @@ class PagedKVCache:
             )
         if num_tokens == 0:
             return []
-        size, row = self.block_size, self.row_bytes
+        size = self.block_size
         first, last = start // size, -(-(start + num_tokens) // size)
-        views: list[memoryview] = []
+        runs: list[tuple[int, int]] = []
         position = first * size  # of the first token of the run
         for block, count in contiguous_runs(block_table[first:last]):
-            begin = max(start, position) - position
-            end = min(start + num_tokens, position + count * size) - position
-            offset = block * size
-            views.append(self._bytes[layer][kv][(offset + begin) * row : (offset + end) * row])
+            begin = max(start, position)
+            end = min(start + num_tokens, position + count * size)
+            runs.append((block * size + begin - position, end - begin))
             position += count * size
-        return views
+        return runs
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

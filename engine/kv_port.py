@@ -11,8 +11,7 @@ from typing import Protocol
 
 import torch
 
-from engine.block_allocator import contiguous_runs
-from engine.kv_cache import PagedKVCache
+from engine.kv_cache import KEYS, VALUES, PagedKVCache
 
 CHUNK_BYTES = 1024 * 1024
 STAGING_BYTES = 1024 * 1024 * 1024
@@ -30,10 +29,10 @@ class KVPort(Protocol):
         """These tokens' rows as they are now, in order. The views stay good until ``close``."""
 
     def incoming(self, layer: int, kv: int, start: int, num_tokens: int) -> list[memoryview]:
-        """Where these tokens' rows are to be put, each range once."""
+        """Where these tokens' rows are to be put."""
 
     def land(self) -> None:
-        """What was put into the views of ``incoming`` is in the cache when this returns."""
+        """Every row of the transfer was put into the views of ``incoming``: it is in the cache when this returns."""
 
     def close(self) -> None:
         """The wire touches no view any more. May be called twice."""
@@ -63,8 +62,10 @@ class DirectPort:
 class HostStaging:
     """Chunks of host memory, pinned where there is a GPU, allocated when first needed and used again."""
 
-    def __init__(self, row_bytes: int, capacity_bytes: int = STAGING_BYTES) -> None:
-        self.rows_per_chunk = max(1, CHUNK_BYTES // row_bytes)
+    def __init__(
+        self, row_bytes: int, capacity_bytes: int = STAGING_BYTES, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        self.rows_per_chunk = max(1, chunk_bytes // row_bytes)
         self._chunk_bytes = self.rows_per_chunk * row_bytes
         self._capacity = capacity_bytes // self._chunk_bytes
         self._num_allocated = 0
@@ -91,8 +92,9 @@ class HostStaging:
             pinned = torch.cuda.is_available()
             self._free.append(torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pinned))
             self._num_allocated += 1
-        taken = self._free[-count:] if count else []
-        del self._free[len(self._free) - count :]
+        rest = len(self._free) - count
+        taken = self._free[rest:]
+        del self._free[rest:]
         return taken
 
     def give_back(self, chunks: list[torch.Tensor]) -> None:
@@ -115,7 +117,6 @@ class StagedPort:
         self._bytes = [memoryview(chunk.numpy().data) for chunk in self._chunks]
         row_shape = (staging.rows_per_chunk, cache.num_kv_heads, cache.head_dim)
         self._rows = [chunk.view(cache.dtype).view(row_shape) for chunk in self._chunks]
-        self._to_land: list[tuple[int, int, int, int]] = []
 
     def outgoing(self, layer: int, kv: int, start: int, num_tokens: int) -> list[memoryview]:
         """Raises ValueError for tokens beyond the block table."""
@@ -125,15 +126,14 @@ class StagedPort:
         return self._views(layer, kv, start, num_tokens)
 
     def incoming(self, layer: int, kv: int, start: int, num_tokens: int) -> list[memoryview]:
-        self._to_land.append((layer, kv, start, num_tokens))
         return self._views(layer, kv, start, num_tokens)
 
     def land(self) -> None:
         """Raises ValueError for tokens beyond the block table."""
-        for arrived in self._to_land:
-            for staged, stored in self._pairs(*arrived):
-                stored.copy_(staged, non_blocking=True)
-        self._to_land.clear()
+        for layer in range(self._cache.num_layers):
+            for kv in (KEYS, VALUES):
+                for staged, stored in self._pairs(layer, kv, self._first_token, self._num_tokens):
+                    stored.copy_(staged, non_blocking=True)
         self._wait()
 
     def close(self) -> None:
@@ -166,9 +166,9 @@ class StagedPort:
         self, layer: int, kv: int, start: int, num_tokens: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Staged rows beside the rows in the cache that they stand for, in pieces that are whole in both."""
-        slots = self._slots(start - self._first_token, num_tokens)
-        stored = self._cache.layers[layer][kv].flatten(0, 1)
-        slot, room = next(slots, (0, 0))
+        stored = self._cache.rows(layer, kv)
+        slots = iter(self._cache.slot_runs(self._blocks(), start - self._first_token, num_tokens))
+        room = 0
         for chunk, first, count in self._places(layer, kv, start, num_tokens):
             while count:
                 if not room:
@@ -176,21 +176,6 @@ class StagedPort:
                 step = min(count, room)
                 yield self._rows[chunk][first : first + step], stored[slot : slot + step]
                 first, count, slot, room = first + step, count - step, slot + step, room - step
-
-    def _slots(self, start: int, num_tokens: int) -> Iterator[tuple[int, int]]:
-        """First slot and number of slots of each run of neighbouring blocks."""
-        size, blocks = self._cache.block_size, self._blocks()
-        end = start + num_tokens
-        if start < 0 or end > len(blocks) * size:
-            raise ValueError(
-                f"tokens {start} to {end} asked for; {len(blocks)} blocks hold {len(blocks) * size}"
-            )
-        position = 0
-        for block, count in contiguous_runs(blocks):
-            begin, stop = max(start, position), min(end, position + count * size)
-            if begin < stop:
-                yield block * size + begin - position, stop - begin
-            position += count * size
 
 
 class KVPorts:

@@ -44,11 +44,6 @@ class FaultQueue:
     def clear(self) -> None:
         self._armed = []
 
-    @property
-    def is_empty(self) -> bool:
-        """None is still to happen."""
-        return not self._armed
-
     def expire(self, now: float) -> None:
         """Forget what is over, or found no frame in time."""
         self._armed = [armed for armed in self._armed if now < armed.until]

@@ -40,16 +40,14 @@ class IoVec:
 
     def head(self, most_bytes: int | None = None) -> list[memoryview]:
         """The next views to hand to the kernel, at most MAX_IOV of them, and of no more than ``most_bytes``."""
-        first, position = self._index, self._position
-        head = self._views[first : first + MAX_IOV]
-        if most_bytes is not None and head and self._ends[first + len(head) - 1] - position > most_bytes:
-            end = position + most_bytes
-            last = bisect_left(self._ends, end, first)
-            del head[last - first + 1 :]
-            head[-1] = head[-1][: end - self._start(last)]
-        if head and (offset := position - self._start(first)):
-            head[0] = head[0][offset:]
-        return head
+        if not self.remaining_bytes:
+            return []
+        last = min(self._index + MAX_IOV, len(self._views)) - 1
+        end = self._ends[last]
+        if most_bytes is not None and end - self._position > most_bytes:
+            end = self._position + most_bytes
+            last = bisect_left(self._ends, end, self._index)
+        return self._views_to(last, end)
 
     def skip(self, num_bytes: int) -> None:
         """Moves past ``num_bytes``. Raises ValueError if there are fewer."""
@@ -64,17 +62,20 @@ class IoVec:
             raise ValueError(f"advance by {num_bytes} bytes; allowed is at most {self.remaining_bytes}")
         if not num_bytes:
             return []
-        first, offset = self._index, self._position - self._start(self._index)
         end = self._position + num_bytes
-        last = bisect_left(self._ends, end, first)  # holds the byte before ``end``
-        passed = self._views[first : last + 1]
-        is_whole = self._ends[last] == end
-        if not is_whole:
-            passed[-1] = passed[-1][: end - self._start(last)]
-        if offset:
-            passed[0] = passed[0][offset:]
-        self._index, self._position = last + is_whole, end
+        last = bisect_left(self._ends, end, self._index)  # holds the byte before ``end``
+        passed = self._views_to(last, end)
+        self._index, self._position = last + (self._ends[last] == end), end
         return passed
+
+    def _views_to(self, last: int, end: int) -> list[memoryview]:
+        """From the next byte to the one before ``end``, which view ``last`` holds."""
+        views = self._views[self._index : last + 1]
+        if self._ends[last] != end:
+            views[-1] = views[-1][: end - self._start(last)]
+        if offset := self._position - self._start(self._index):
+            views[0] = views[0][offset:]
+        return views
 
     def _start(self, index: int) -> int:
         return self._ends[index - 1] if index else 0

@@ -227,10 +227,8 @@ class KVSender:
         while written_bytes < MAX_WRITTEN_BYTES:
             now = time.monotonic()
             buffers: list[memoryview] = []
-            must_rest = self._must_rest(now)
-            is_counted = self._core.can_rest or self._core.is_writing_rest
-            cpu_before_s = time.thread_time() if is_counted else 0.0
-            if not must_rest:
+            cpu_before_s = time.thread_time()
+            if not self._must_rest(now):
                 if self._core.is_paused and self._core.needs_connection:
                     self._core.resumes(connection.busy_s())
                 buffers = self._core.buffers(now)
@@ -238,10 +236,10 @@ class KVSender:
                 if not self._core.is_paused:
                     self._core.idle(connection.unsent_bytes(), now, connection.busy_s())
                 return False
-            if self._core.is_coded and is_counted:
+            if self._core.is_coded:
                 cpu_before_s = time.thread_time()
             num_sent = connection.write(buffers)
-            if is_counted and self._core.is_writing_rest:
+            if self._core.is_writing_rest:
                 self._budget.spent(time.thread_time() - cpu_before_s)
             if num_sent:
                 self._core.sent(num_sent, time.monotonic())

@@ -117,8 +117,7 @@ class SenderConnection:
 
     def buffers(self, now: float) -> list[memoryview]:
         """What to write next; empty if nothing may be written now."""
-        if not self._faults.is_empty:
-            self._faults.expire(now)
+        self._faults.expire(now)
         if self._stalled_until is not None:
             if now < self._stalled_until:
                 return []
@@ -147,7 +146,7 @@ class SenderConnection:
                 self._end(outgoing, outgoing.failure)
 
     def _bytes_before_fault(self) -> int | None:
-        if self._vector is None or self._writing is None or self._faults.is_empty:
+        if self._vector is None or self._writing is None:
             return None
         total_bytes = self._vector.num_bytes
         return self._faults.bytes_before(total_bytes - self._vector.remaining_bytes, total_bytes)

@@ -26,10 +26,7 @@ def make_cache(seed: int) -> PagedKVCache:
 
 def small_chunks(cache: PagedKVCache) -> HostStaging:
     """Chunks of a few rows, so that every range crosses some."""
-    staging = HostStaging(cache.row_bytes)
-    staging.rows_per_chunk = ROWS_PER_CHUNK
-    staging._chunk_bytes = ROWS_PER_CHUNK * cache.row_bytes
-    return staging
+    return HostStaging(cache.row_bytes, chunk_bytes=ROWS_PER_CHUNK * cache.row_bytes)
 
 
 def stored(cache: PagedKVCache, table: Sequence[int], num_tokens: int) -> bytes:
