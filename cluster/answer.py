@@ -42,7 +42,6 @@ class Answer:
             self._prompt = tokenizer.decode(request.prompt_token_ids)[-PROMPT_CHARACTERS:]
         self._logged_at = 0.0
         self.num_tokens = 0
-        self.retry_after_s = 0
 
     async def pieces(self) -> AsyncIterator[list[tuple[str, str]]]:
         """Lists of (text, finish reason), one entry a token, of what has come by now. Raises ApiError."""
@@ -56,8 +55,7 @@ class Answer:
                 if isinstance(item, Fail):
                     if found:
                         yield found
-                    self.retry_after_s = item.retry_after_s
-                    raise ApiError(item.status, item.message)
+                    raise ApiError(item.status, item.message, retry_after_s=item.retry_after_s)
                 piece = self._piece(item)
                 found.append(piece)
                 self._keep(piece)

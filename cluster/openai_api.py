@@ -33,12 +33,17 @@ _UNSUPPORTED: Final[dict[str, Any]] = {
 
 
 class ApiError(Exception):
-    """A request that is refused; ``status`` and one line for the client."""
+    """A request that is refused: ``status`` and one line for the client.
 
-    def __init__(self, status: int, message: str) -> None:
+    ``param`` is the field at fault, where it is one field; ``retry_after_s`` 0 = nothing is said of coming again.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None, retry_after_s: int = 0) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
 
 
 class _Stream(msgspec.Struct):
@@ -98,35 +103,38 @@ def parse_request(
     """Check a request body against the model. Raises ApiError (400; 404 for another model's name)."""
     body = _decode(raw, is_chat)
     if body.model and body.model != model_id:
-        raise ApiError(404, f"model {body.model!r} is not served here; allowed: {model_id!r}")
+        raise ApiError(404, f"model {body.model!r} is not served here; allowed: {model_id!r}", "model")
+    field = "messages" if is_chat else "prompt"
     prompt = _prompt_ids(body, tokenizer, max_model_len)
     if not prompt:
-        raise ApiError(400, "the prompt has no tokens; allowed is 1 or more")
+        raise ApiError(400, "the prompt has no tokens; allowed is 1 or more", field)
     outside = next((token for token in prompt if not 0 <= token < vocab_size), None)
     if outside is not None:
-        raise ApiError(400, f"token id {outside} is outside the vocabulary; allowed is 0 to {vocab_size - 1}")
+        raise ApiError(
+            400, f"token id {outside} is outside the vocabulary; allowed is 0 to {vocab_size - 1}", field
+        )
     room = max_model_len - len(prompt)
     if room < 1:
         raise ApiError(
             400,
             f"the prompt has {len(prompt)} tokens and leaves no room for output; "
             f"the model's context is {max_model_len} tokens",
+            field,
         )
-    asked = (
-        body.max_completion_tokens
-        if isinstance(body, _ChatBody) and body.max_tokens is None
-        else body.max_tokens
-    )
+    asked, asked_field = body.max_tokens, "max_tokens"
+    if isinstance(body, _ChatBody) and asked is None:
+        asked, asked_field = body.max_completion_tokens, "max_completion_tokens"
     if asked is not None and asked > room:
         raise ApiError(
             400,
-            f"the prompt has {len(prompt)} tokens and max_tokens is {asked}, {len(prompt) + asked} together; "
+            f"the prompt has {len(prompt)} tokens and {asked_field} is {asked}, {len(prompt) + asked} together; "
             f"the model's context is {max_model_len} tokens",
+            asked_field,
         )
     default = DEFAULT_CHAT_TOKENS if is_chat else DEFAULT_COMPLETION_TOKENS
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if any(not text for text in stop):
-        raise ApiError(400, "stop holds an empty string; allowed are strings of 1 or more characters")
+        raise ApiError(400, "stop holds an empty string; allowed are strings of 1 or more characters", "stop")
     try:
         sampling = SamplingParams(
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -137,7 +145,7 @@ def parse_request(
             ignore_eos=bool(body.ignore_eos),
         )
     except ValueError as error:
-        raise ApiError(400, str(error)) from error
+        raise ApiError(400, str(error), str(error).partition(" is ")[0]) from error
     return ApiRequest(
         is_chat=is_chat,
         prompt_token_ids=tuple(prompt),
@@ -155,11 +163,13 @@ def _decode(raw: bytes, is_chat: bool) -> _CompletionBody | _ChatBody:
             raise ApiError(400, "the body is not a JSON object")
         for field, accepted in _UNSUPPORTED.items():
             if tree.get(field) not in (None, accepted):
-                raise ApiError(400, f"{field} is {tree[field]!r}; this server supports only {accepted!r}")
+                problem = f"{field} is {tree[field]!r}; this server supports only {accepted!r}"
+                raise ApiError(400, problem, field)
         return msgspec.convert(tree, _ChatBody) if is_chat else msgspec.convert(tree, _CompletionBody)
     except msgspec.ValidationError as error:
         what, _, at = str(error).partition(" - at `$.")
-        raise ApiError(400, f"{at.rstrip('`') or 'body'}: {what}") from error
+        field = at.rstrip("`")
+        raise ApiError(400, f"{field or 'body'}: {what}", field or None) from error
     except (msgspec.DecodeError, RecursionError) as error:  # or nested deeper than any request is
         raise ApiError(400, f"the body is not JSON: {error}") from error
 
@@ -167,35 +177,38 @@ def _decode(raw: bytes, is_chat: bool) -> _CompletionBody | _ChatBody:
 def _prompt_ids(body: _CompletionBody | _ChatBody, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
     if isinstance(body, _ChatBody):
         if not body.messages:
-            raise ApiError(400, "messages is empty; allowed is 1 or more messages")
+            raise ApiError(400, "messages is empty; allowed is 1 or more messages", "messages")
         for index, message in enumerate(body.messages):
             if message.role not in CHAT_ROLES:
                 raise ApiError(
                     400,
                     f"messages[{index}].role: {message.role!r} is not a role; allowed: {', '.join(CHAT_ROLES)}",
+                    f"messages[{index}].role",
                 )
         messages = [{"role": message.role, "content": _text_of(message)} for message in body.messages]
-        _check_length("".join(message["content"] for message in messages), tokenizer, max_model_len)
+        _check_length(
+            "".join(message["content"] for message in messages), tokenizer, max_model_len, "messages"
+        )
         try:
             return tokenizer.encode_chat(messages)
         except ValueError as error:
-            raise ApiError(400, str(error)) from error
+            raise ApiError(400, str(error), "messages") from error
     if isinstance(body.prompt, str):
-        _check_length(body.prompt, tokenizer, max_model_len)
+        _check_length(body.prompt, tokenizer, max_model_len, "prompt")
         return tokenizer.encode(body.prompt)
     token_ids = [item for item in body.prompt if isinstance(item, int)]
     if len(token_ids) == len(body.prompt):
         return token_ids
     if len(body.prompt) > 1:
-        raise ApiError(400, f"prompt holds {len(body.prompt)} prompts; allowed is 1 a request")
+        raise ApiError(400, f"prompt holds {len(body.prompt)} prompts; allowed is 1 a request", "prompt")
     only = body.prompt[0]
     if isinstance(only, str):
-        _check_length(only, tokenizer, max_model_len)
+        _check_length(only, tokenizer, max_model_len, "prompt")
         return tokenizer.encode(only)
     return only if isinstance(only, list) else token_ids
 
 
-def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int, field: str) -> None:
     """Refuse a text that cannot fit whatever its tokens are, before it is tokenized: that may take minutes.
 
     Twice the longest token, because a tokenizer may shorten text before it looks for tokens (composed characters).
@@ -206,6 +219,7 @@ def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
             400,
             f"the prompt has {len(text)} characters, more than any {max_model_len} tokens; "
             f"the model's context is {max_model_len} tokens",
+            field,
         )
 
 
@@ -214,7 +228,8 @@ def _text_of(message: _ChatMessage) -> str:
         return message.content or ""
     other = next((part.type for part in message.content if part.type != "text"), None)
     if other is not None:
-        raise ApiError(400, f"a message part has type {other!r}; this server supports only 'text'")
+        problem = f"a message part has type {other!r}; this server supports only 'text'"
+        raise ApiError(400, problem, "messages")
     return "".join(part.text for part in message.content)
 
 
@@ -271,14 +286,15 @@ class Replies:
 DONE: Final = b"data: [DONE]\n\n"
 
 
-def error_body(status: int, message: str) -> bytes:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": status}})
+def error_body(error: ApiError) -> bytes:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    said = {"message": error.message, "type": kind, "param": error.param, "code": error.status}
+    return msgspec.json.encode({"error": said})
 
 
-def error_event(status: int, message: str) -> bytes:
+def error_event(error: ApiError) -> bytes:
     """The last event of a stream that breaks after its headers were sent."""
-    return b"data: " + error_body(status, message) + b"\n\n"
+    return b"data: " + error_body(error) + b"\n\n"
 
 
 def _event(tree: dict[str, Any]) -> bytes:

@@ -37,7 +37,9 @@ class RequestReader:
         most = parse_bytes(self._router.spec.profile.router.max_body)
         size = most if http.content_length is None else min(http.content_length, most)
         if self._reading_bytes + size > max(MAX_READING_BYTES, most):
-            raise ApiError(429, f"bodies of {self._reading_bytes} bytes are being read; try again")
+            raise ApiError(
+                429, f"bodies of {self._reading_bytes} bytes are being read; try again", retry_after_s=1
+            )
         self._reading_bytes += size
         try:
             return await self._read_within(http, is_chat)
@@ -75,5 +77,5 @@ class RequestReader:
         is_quick = len(raw) <= QUICK_BODY_BYTES
         request = parse() if is_quick else await asyncio.to_thread(parse)
         if not self._router.readiness and not self._router.may_wait:
-            raise ApiError(503, "no worker pair is ready yet")
+            raise ApiError(503, "no worker pair is ready yet", retry_after_s=1)
         return request, label, arrived_at

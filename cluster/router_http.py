@@ -73,7 +73,7 @@ class RouterHttp:
             request, label, arrived_at = await self._reader.read(http, is_chat)
         except ApiError as error:
             self._router.refused(error.status, error.message)
-            return _error(error.status, error.message, 1 if error.status in (429, 503) else 0)
+            return _refusal(error)
         request_id, queue = self._router.submit(
             request.prompt_token_ids,
             request.sampling,
@@ -121,9 +121,9 @@ class RouterHttp:
             await self._write(response, DONE)
         except ApiError as error:
             if response is None:
-                return _error(error.status, error.message, answer.retry_after_s)
+                return _refusal(error)
             with contextlib.suppress(ConnectionResetError):
-                await self._write(response, error_event(error.status, error.message))
+                await self._write(response, error_event(error))
         except ConnectionResetError:  # the client left between two writes
             return response if response is not None else web.Response(status=499)
         with contextlib.suppress(ConnectionResetError):
@@ -146,7 +146,7 @@ class RouterHttp:
                 reason = pieces[-1][1]
                 answer.written(len(pieces))
         except ApiError as error:
-            return _error(error.status, error.message, answer.retry_after_s)
+            return _refusal(error)
         body = replies.whole(text, reason, answer.num_tokens)
         return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": request_id})
 
@@ -265,8 +265,12 @@ def _not_operator() -> web.Response:
     return _error(401, "operator commands need the run's bearer token (file 'token' in the run directory)")
 
 
-def _error(status: int, message: str, retry_after_s: int = 0) -> web.Response:
-    headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
+def _error(status: int, message: str) -> web.Response:
+    return _refusal(ApiError(status, message))
+
+
+def _refusal(error: ApiError) -> web.Response:
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else {}
     return web.Response(
-        body=error_body(status, message), status=status, content_type="application/json", headers=headers
+        body=error_body(error), status=error.status, content_type="application/json", headers=headers
     )

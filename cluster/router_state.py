@@ -10,6 +10,7 @@ This file takes requests in and tokens out; ``attempts`` holds the failure rules
 choice of workers, ``open_requests`` the ways a request ends.
 """
 
+import math
 from collections import deque
 from typing import Final
 
@@ -53,6 +54,7 @@ from cluster.selection import WorkerView
 from cluster.worker_views import WorkerViews
 
 TOKEN_LOG_INTERVAL_S: Final = 0.2
+MAX_RETRY_AFTER_S: Final = 60
 
 
 class RouterState:
@@ -128,7 +130,8 @@ class RouterState:
         now, max_queue = self._open.now, self._limits.max_queue
         num_prompt, max_tokens = len(submitted.prompt_token_ids), submitted.sampling.max_tokens
         if len(self.queue) >= max_queue > 0:
-            self._reject(submitted, 429, f"the queue is full ({max_queue} requests wait)", 1)
+            reason = f"the queue is full ({max_queue} requests wait)"
+            self._reject(submitted, 429, reason, self._queue_wait_s())
             return
         request = RoutedRequest(
             request_id=submitted.request_id,
@@ -158,6 +161,12 @@ class RouterState:
         )
         self.requests[submitted.request_id] = request
         self.queue.append(submitted.request_id)
+
+    def _queue_wait_s(self) -> int:
+        """What a request would wait in the queue by now, in whole seconds: as long as its first one has."""
+        first = self.requests[self.queue[0]]
+        waited_s = self._open.now - first.timeline.submitted_at
+        return min(max(1, math.ceil(waited_s)), MAX_RETRY_AFTER_S)
 
     def _reject(self, submitted: RequestSubmitted, status: int, reason: str, retry_after_s: int) -> None:
         self._open.emit(

@@ -55,28 +55,32 @@ def test_without_a_seed_two_requests_draw_differently() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "words", "param"),
     [
-        (b"{", "not JSON"),
-        (b"[]", "not a JSON object"),
-        ({"prompt": ""}, "no tokens"),
-        ({"prompt": [99999]}, "99999"),
-        ({"prompt": [-1]}, "-1"),
-        ({"prompt": ["a", "b"]}, "2 prompts"),
-        ({"prompt": "a", "temperature": -1}, "temperature is -1"),
-        ({"prompt": "a", "top_p": 0}, "top_p is 0"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0"),
-        ({"prompt": "a", "max_tokens": "many"}, "max_tokens"),
-        ({"prompt": "a", "n": 2}, "n is 2"),
-        ({"prompt": "a", "logprobs": 1}, "logprobs is 1"),
-        ({"prompt": "a", "stop": ["x", ""]}, "empty string"),
-        ({"prompt": {"a": 1}}, "prompt"),
+        (b"{", "not JSON", None),
+        (b"[]", "not a JSON object", None),
+        ({"prompt": ""}, "no tokens", "prompt"),
+        ({"prompt": [99999]}, "99999", "prompt"),
+        ({"prompt": [-1]}, "-1", "prompt"),
+        ({"prompt": ["a", "b"]}, "2 prompts", "prompt"),
+        ({"prompt": [1] * 70}, "70 tokens", "prompt"),
+        ({"prompt": [1] * 60, "max_tokens": 10}, "70 together", "max_tokens"),
+        ({"prompt": "a", "temperature": -1}, "temperature is -1", "temperature"),
+        ({"prompt": "a", "top_p": 0}, "top_p is 0", "top_p"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0", "max_tokens"),
+        ({"prompt": "a", "max_tokens": "many"}, "max_tokens", "max_tokens"),
+        ({"prompt": "a", "n": 2}, "n is 2", "n"),
+        ({"prompt": "a", "logprobs": 1}, "logprobs is 1", "logprobs"),
+        ({"prompt": "a", "stop": ["x", ""]}, "empty string", "stop"),
+        ({"prompt": {"a": 1}}, "prompt", "prompt"),
+        ({"prompt": "a", "model": "gpt-5"}, "'nano'", "model"),
     ],
 )
-def test_bad_bodies_are_refused_by_name(body: Any, words: str) -> None:
+def test_bad_bodies_are_refused_by_name(body: Any, words: str, param: str | None) -> None:
     error = refusal(body)
-    assert error.status == 400
+    assert error.status == (404 if param == "model" else 400)
     assert words in error.message
+    assert error.param == param
 
 
 def test_prompt_longer_than_the_context_names_both_numbers() -> None:

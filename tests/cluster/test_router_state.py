@@ -335,6 +335,16 @@ def test_full_queue_answers_429_with_retry_after() -> None:
     assert "late" not in cluster.state.requests
 
 
+@pytest.mark.parametrize(("waited_s", "retry_after_s"), [(0.2, 1), (7.3, 8), (500.0, 60)])
+def test_retry_after_is_what_the_queues_first_request_has_waited(waited_s: float, retry_after_s: int) -> None:
+    cluster = Cluster(address("prefill-0"), address("decode-0", total_blocks=5))
+    for number in range(LIMITS.max_queue + 1):
+        cluster.submit(f"r{number}", num_prompt_tokens=60)
+    cluster.now += waited_s
+    (fail,) = [i for i in cluster.submit("late", num_prompt_tokens=60) if isinstance(i, Fail)]
+    assert (fail.status, fail.retry_after_s) == (429, retry_after_s)
+
+
 def test_request_larger_than_any_worker_is_refused_with_numbers() -> None:
     (fail,) = [i for i in pair().submit(num_prompt_tokens=1700) if isinstance(i, Fail)]
     assert fail.status == 400
