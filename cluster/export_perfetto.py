@@ -1,9 +1,9 @@
 """A run as Chrome trace JSON, which Perfetto (https://ui.perfetto.dev) opens: who worked on which request, and when.
 
-One process of the trace is the clients' view, a track per request with the parts of its TTFT laid end to end; every
-worker is another, with a track for the prefill and one for the transfer of each request that it prefills, and one for
-each that it decodes. Arrows lead from the end of a transfer to the decode it feeds. Format: Google's
-"Trace Event Format".
+One process of the trace has what happened to the cluster; one is the clients' view, a track per request with the parts
+of its TTFT laid end to end; every worker is another, with a track for the prefill and one for the transfer of each
+request that it prefills, and one for each that it decodes. Arrows lead from the end of a transfer to the decode it
+feeds. Format: Google's "Trace Event Format".
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,9 @@ from cluster.metrics import RunMetrics
 from cluster.request_timeline import TTFT_PARTS, RequestTimeline
 from cluster.run_log import PassedOver, read_events
 
-_CLIENTS: Final = 1
+_CLUSTER: Final = 1
+_CLIENTS: Final = 2
+_EVENTS: Final = 1  # the cluster's one track
 _LANES: Final = 3  # tracks of one request in a worker: prefill, transfer, decode
 _PREFILL, _TRANSFER, _DECODE = range(_LANES)
 
@@ -68,6 +70,7 @@ class _Trace:
             tuple[str, int, int], tuple[str, float]
         ] = {}  # request, attempt, lane -> worker, since
         self._tracks: dict[tuple[int, int], str] = {}
+        self._arrows: set[str] = set()  # that a finished transfer began
 
     def fold(self, event: Event) -> None:
         if self._first_at is None:
@@ -101,7 +104,7 @@ class _Trace:
         clients = [
             record for timeline in self._metrics.timelines.values() for record in self._client(timeline)
         ]
-        for name, number in {"clients": _CLIENTS, **self._processes}.items():
+        for name, number in {"cluster": _CLUSTER, "clients": _CLIENTS, **self._processes}.items():
             yield {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
             yield {
                 "ph": "M",
@@ -130,7 +133,7 @@ class _Trace:
                     "wire_bytes": event.wire_bytes,
                     "exposed_ms": event.exposed_s * 1e3,
                 }
-                self._close(event.request_id, event.attempt, _TRANSFER, event.at, facts, arrow="s")
+                self._close(event.request_id, event.attempt, _TRANSFER, event.at, facts, is_arrow_start=True)
             case TransferFailed():
                 self._close(event.request_id, event.attempt, _TRANSFER, event.at, {"failed": event.reason})
             case DecodeAdmitted():
@@ -149,7 +152,7 @@ class _Trace:
         self._open[request_id, attempt, lane] = worker_id, at
 
     def _close(
-        self, request_id: str, attempt: int, lane: int, at: float, facts: Record, arrow: str = ""
+        self, request_id: str, attempt: int, lane: int, at: float, facts: Record, is_arrow_start: bool = False
     ) -> None:
         worker_id, since = self._open.pop((request_id, attempt, lane), ("", at))
         if not worker_id:  # its beginning is not in the log, or it ended before
@@ -159,10 +162,12 @@ class _Trace:
         name = f"{('prefill', 'transfer', 'decode')[lane]} {request_id}"
         args = {"attempt": attempt, **facts}
         self._records.append(self._slice(name, since, at, args) | place)
-        flow: Record = {"name": "KV", "cat": "transfer", "id": f"{request_id}/{attempt}"}
-        if arrow:
-            self._records.append(flow | place | {"ph": arrow, "ts": self._us(at)})
-        if lane == _DECODE:
+        arrow_id = f"{request_id}/{attempt}"
+        flow: Record = {"name": "KV", "cat": "transfer", "id": arrow_id}
+        if is_arrow_start:  # inside the slice: its end belongs to what comes after it
+            self._records.append(flow | place | {"ph": "s", "ts": max(self._us(since), self._us(at) - 1.0)})
+            self._arrows.add(arrow_id)
+        if lane == _DECODE and arrow_id in self._arrows:
             self._records.append(flow | place | {"ph": "f", "bp": "e", "ts": self._us(since)})
 
     def _close_all(self, event: WorkerExited) -> None:
@@ -201,14 +206,14 @@ class _Trace:
         self._records.append(place | {"name": "KV blocks", "args": {"held": event.held_blocks}})
 
     def _instant(self, at: float, name: str) -> None:
-        self._records.append(
-            {"ph": "i", "s": "g", "name": name, "pid": _CLIENTS, "tid": 0, "ts": self._us(at)}
-        )
+        self._tracks[_CLUSTER, _EVENTS] = "events"
+        place: Record = {"pid": _CLUSTER, "tid": _EVENTS}
+        self._records.append({"ph": "i", "s": "t", "name": name, "ts": self._us(at)} | place)
 
     def _slice(self, name: str, since: float, until: float, args: Record) -> Record:
         return {
-            "ph": "X", "name": name, "ts": self._us(since), "dur": max(0.0, round((until - since) * 1e6, 3)),
-            "args": args,
+            "ph": "X", "name": name, "ts": self._us(since), "args": args,
+            "dur": max(0.0, round(self._us(until) - self._us(since), 3)),  # ends that are equal stay equal
         }  # fmt: skip
 
     def _track(self, worker_id: str, request_id: str, lane: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster.atomic_file import write_atomically
-from cluster.events import Event, RequestArrived, RequestFailed, WorkerExited, encode_event
+from cluster.events import (
+    Event,
+    RequestArrived,
+    RequestFailed,
+    TransferCompleted,
+    TransferStarted,
+    WorkerExited,
+    encode_event,
+)
 from cluster.export import FORMATS, ExportError, export_run, write_export
 from cluster.export_table import COLUMNS, MissingLibraryError
 from cluster.run_log import EVENTS_FILE, PassedOver, RunLogError, write_events
@@ -158,7 +167,7 @@ def trace_of(run_dir: Path, *events: Event) -> list[dict[str, Any]]:
 def test_trace_has_a_process_per_worker_and_a_track_per_request(tmp_path: Path) -> None:
     records = trace_of(tmp_path, *handed_off("a"), *handed_off("b", at=11.0))
     processes = {r["args"]["name"]: r["pid"] for r in records if r["name"] == "process_name"}
-    assert set(processes) == {"clients", "prefill-0", "decode-0"}
+    assert set(processes) == {"cluster", "clients", "prefill-0", "decode-0"}
     tracks = {(r["pid"], r["args"]["name"]) for r in records if r["name"] == "thread_name"}
     assert (processes["clients"], "a (steady)") in tracks
     assert (processes["prefill-0"], "b transfer") in tracks
@@ -186,9 +195,32 @@ def test_trace_leads_an_arrow_from_transfer_to_decode(tmp_path: Path) -> None:
     for point in (start, end):  # an arrow is drawn only from and to a slice
         assert any(
             r["ph"] == "X" and r["pid"] == point["pid"] and r["tid"] == point["tid"]
-            and r["ts"] <= point["ts"] <= r["ts"] + r["dur"]
+            and r["ts"] <= point["ts"] < r["ts"] + r["dur"]
             for r in records
         )  # fmt: skip
+
+
+def test_a_decode_without_a_transfer_gets_no_arrow(tmp_path: Path) -> None:
+    local = [event for event in handed_off("a") if not isinstance(event, TransferStarted | TransferCompleted)]
+    assert {r["ph"] for r in trace_of(tmp_path, *local)}.isdisjoint({"s", "f"})
+
+
+def test_slices_of_a_track_that_meet_do_not_overlap(tmp_path: Path) -> None:
+    """Whatever the clock's last digits: a trace processor drops slices that overlap by a nanosecond."""
+    starts = [10 + number / 3 for number in range(40)]
+    records = trace_of(tmp_path, *[event for at in starts for event in handed_off(f"r{at}", at=at)])
+    for name in (f"r{at}" for at in starts):
+        (whole,) = [r for r in records if r["ph"] == "X" and r["name"] == name]
+        track = [
+            r for r in records if r["ph"] == "X" and (r["pid"], r["tid"]) == (whole["pid"], whole["tid"])
+        ]
+        parts = [(_ns(r["ts"]), _ns(r["ts"] + r["dur"])) for r in track if r is not whole]
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(parts)))
+        assert max(end for _, end in parts) <= _ns(whole["ts"] + whole["dur"])
+
+
+def _ns(us: float) -> int:
+    return round(us * 1000)
 
 
 def test_trace_closes_what_a_death_ended(tmp_path: Path) -> None:
