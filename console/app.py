@@ -3,71 +3,39 @@
 The caller stops the cluster after the app has returned, in a ``finally``.
 """
 
-import asyncio
-import contextlib
-import importlib
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
-from rich.console import RenderableType
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import BindingType
 from textual.command import Provider
 from textual.screen import Screen
 
-from cluster.control import Command, HealFaults
-from cluster.export import FORMATS
-from cluster.run_dir import TOKEN_FILE
-from console.actions import LIVE, actions_of, bindings, find_action
+from console.actions import LIVE, actions_of, bindings
 from console.commands import CommandSink, SendCommand
 from console.config import Config
-from console.crash import describe_crash
+from console.detail_pages import DetailPages
 from console.drill_verdict import DrillVerdict, read_verdict
 from console.feed import Feed, LogFeed
 from console.feed_text import Line
-from console.held_blocks import HeldBlocks, fetch_held_blocks
-from console.operator_dialogs import OperatorDialogs
+from console.operator_commands import DRILL_GROUP, OperatorCommands
 from console.own_cost import CPU_LIMIT_PERCENT, CpuMeter, OwnCost, RedrawPace
 from console.palette_provider import ActionsProvider
-from console.screens.dialog import Choice, ChoiceDialog, Dialog, QuitDialog
+from console.run_export import RunExport
+from console.screens.dialog import Dialog, QuitDialog
 from console.screens.help import HelpScreen
 from console.screens.main import VERDICT, MainScreen, RequestChosen, WorkerChosen
-from console.screens.request_detail import RequestDetail
-from console.screens.worker_page import WorkerPage
-from console.terminal import ConsoleDriver
+from console.terminal_app import TerminalApp
 from console.text_format import clean
 from console.view_state import ViewState
 
-if TYPE_CHECKING:
-    from console.drill_here import DrillHere
-
 SECOND_INTERRUPT_S: Final = 3.0
 TOAST_S: Final = 4.0
-EXIT_GONE: Final = 128 + signal.SIGHUP
-SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_FORMAT_TEXTS: Final = {
-    "jsonl": "JSON lines: every event",
-    "csv": "CSV: one row per request",
-    "parquet": "Parquet: the same table",
-    "perfetto": "Perfetto: a trace of processes and requests",
-    "vllm-bench": "vLLM: the result file of vllm bench serve",
-}
 
 
-def format_choices(formats: Sequence[str]) -> tuple[Choice, ...]:
-    """One key per export format: the first letter of its name that no earlier one has."""
-    keys: dict[str, str] = {}
-    for name in formats:
-        keys[next(letter for letter in name if letter.isalpha() and letter not in keys)] = name
-    return tuple(Choice(key, name, _FORMAT_TEXTS.get(name, name)) for key, name in keys.items())
-
-
-class ConsoleApp(App[None], inherit_bindings=False):
+class ConsoleApp(TerminalApp, inherit_bindings=False):
     """``export`` writes the run in a format ("jsonl", "csv") and returns the path; it may block and runs in a thread.
 
     After the run ``quit_choice`` says what is to be done with the cluster: "stop", or "detach", which leaves it alone
@@ -101,37 +69,34 @@ class ConsoleApp(App[None], inherit_bindings=False):
         owns_cluster: bool = True,
         out_dir: Path | None = None,
     ) -> None:
-        super().__init__(driver_class=ConsoleDriver)
+        super().__init__(events_path.parent / "logs" / "console.log")
         config = config or Config(Path())
         self.actions = actions_of(self.WHERE, config.keymap)
         self.set_keymap(dict(config.keymap))
         self.theme = config.theme
         self.owns_cluster = owns_cluster
         self.quit_choice = "stop" if owns_cluster else "detach"
-        self.crash = ""
         self.state = ViewState()
         self.feed: Feed = LogFeed(events_path, self.state, self._alert)
-        self.sink = CommandSink(send_command, read_only=self.READ_ONLY if read_only else "")
         self.animation_level = "none"
         self._events_path = events_path
         self._out_dir = out_dir or events_path.parent  # for pictures of the screen
-        self._export = export
-        self._export_format = ""
+        self._export = RunExport(self, export)
         self._run_name = run_name
         self._read_only = read_only
         self._clock = clock
         self._refresh_s = refresh_s or 1.0 / config.redraws_per_s
         self._main = MainScreen(ascii_mode=ascii_only, read_only=read_only, actions=self.actions)
-        self._dialogs = OperatorDialogs(
-            str(events_path.parent / TOKEN_FILE),
-            push=self.push_screen,
-            deliver=self._deliver,
+        self.send_command = send_command
+        self._commands = OperatorCommands(
+            self,
+            events_path.parent,
+            CommandSink(send_command, read_only=self.READ_ONLY if read_only else ""),
             selected=lambda: self._main.selected_worker,
         )
-        self.send_command = send_command
-        self._drills: DrillHere | None = None
-        self._ascii_only = ascii_only
-        self._ticks = 0
+        self._pages = DetailPages(
+            self, events_path.parent, ascii_mode=ascii_only, asks_workers=self.WHERE == LIVE
+        )
         self._draws = 0
         self._pace = RedrawPace(1.0 / self._refresh_s, self.CPU_LIMIT_PERCENT)
         self._interrupted_at = -SECOND_INTERRUPT_S
@@ -143,10 +108,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         return self._main
 
     def on_mount(self) -> None:
-        if not self.is_headless:
-            loop = asyncio.get_running_loop()
-            for number in SIGNALS:
-                loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
+        self.end_on_signals()
         self._main.show_drill(read_verdict(self._events_path.parent))
         self.run_worker(self.feed.run(), name="feed", exit_on_error=True)
         self.set_interval(self._refresh_s, self.tick)
@@ -156,13 +118,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def tick(self) -> None:
         """Draw what is visible as often as that may cost, charts every second time."""
-        self._ticks += 1
-        if self.terminal_gone:
-            self.exit(return_code=EXIT_GONE)
-            return
-        if isinstance(self._driver, ConsoleDriver) and self._driver.writer.take_recovered():
-            self.screen.refresh(layout=True)
-        if self._pace.due(time.monotonic(), self._cpu.percent(), self.feed.lag_s):
+        if self.check_terminal() and self._pace.due(time.monotonic(), self._cpu.percent(), self.feed.lag_s):
             self._draws += 1
             self.draw(charts=self._draws % 2 == 1 or self._pace.is_lowered)
 
@@ -192,14 +148,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
         """The moment that is shown, on the log's clock."""
         return self._frozen_now if self.feed.paused else self.state.now(self._clock())
 
-    @property
-    def terminal_gone(self) -> bool:
-        """The terminal that the app draws on was closed."""
-        driver = self._driver
-        if not isinstance(driver, ConsoleDriver):
-            return False
-        return driver.terminal_gone
-
     # --- telling the operator ------------------------------------------------------------------------------------
 
     def tell(self, text: str, *, ok: bool = True) -> None:
@@ -220,41 +168,26 @@ class ConsoleApp(App[None], inherit_bindings=False):
     # --- actions of the table ------------------------------------------------------------------------------------
 
     def action_send(self, action_id: str) -> None:
-        """Send the command of that row of the table."""
-        action = find_action(action_id)
-        if action.command is not None:
-            self._deliver(action.command(self.state), action.title)
+        self._commands.send(action_id)
 
     def action_ask(self, action_id: str) -> None:
-        """Ask what that row of the table needs to know, then send its command."""
-        if not self._refuse(action_id):
-            self._dialogs.begin(action_id, self.state)
+        self._commands.ask(action_id)
 
     def action_drill(self) -> None:
-        """Choose a drill and run it on this cluster."""
-        if self._refuse("drill"):
-            return
-        if self._drills is None:
-            # Imported when first wanted: a drill needs what takes longer to import than the console.
-            self._drills = importlib.import_module("console.drill_here").DrillHere(
-                self, self._events_path.parent
-            )
-        self._drills.choose(self.state)
+        self._commands.drill()
+
+    def action_heal(self) -> None:
+        self._commands.heal()
 
     def show_drill(self, drill: DrillVerdict | None) -> None:
         """How the drill goes, or its verdict."""
         self._main.show_drill(drill)
 
+    def stop_drill(self) -> None:
+        self.workers.cancel_group(self, DRILL_GROUP)
+
     def focus_verdict(self) -> None:
         self._main.action_panel(VERDICT)
-
-    def action_heal(self) -> None:
-        """End every fault, and the drill that may be causing them."""
-        if not self._refuse("heal"):
-            if self._drills is not None and self._drills.running:
-                self.workers.cancel_group(self, "drill")
-                self.tell("the drill is stopped, without a verdict")
-            self._deliver(HealFaults(cause="operator, key x"), "Heal all")
 
     def action_pause(self) -> None:
         if not self.feed.paused:
@@ -266,32 +199,10 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.push_screen(HelpScreen(self.actions))
 
     def action_logs(self) -> None:
-        """The log of the process under the cursor, else of the one that something happened to last."""
-        workers = self.state.topology.by_role()
-        if not workers:
-            self.tell("Logs: no process has started yet", ok=False)
-            return
-        newest = max(workers, key=lambda worker: (worker.state != "ready", worker.state_at))
-        self._open_worker(self._main.selected_worker or newest.worker_id, log_only=True)
+        self._pages.open_log(self._main.selected_worker)
 
-    def _open_worker(self, worker_id: str, *, log_only: bool = False) -> None:
-        ids = [worker.worker_id for worker in self.state.topology.by_role()]
-        if worker_id not in ids:
-            self.tell(f"{worker_id} is no process of the cluster now", ok=False)
-            return
-        run_dir = self._events_path.parent
-
-        def fetch(url: str) -> HeldBlocks:
-            return fetch_held_blocks(url, run_dir)
-
-        asks = self.WHERE == LIVE and not self.state.stopped
-        self.push_screen(
-            WorkerPage(
-                run_dir / "logs", ids, worker_id, fetch if asks else None,
-                ascii_mode=self._ascii_only, log_only=log_only,
-            )
-        )  # fmt: skip
-        self.call_after_refresh(self.draw, charts=False)
+    def action_follow_request(self) -> None:
+        self._pages.ask_request()
 
     def action_copy_id(self) -> None:
         self._copy(self._main.selected_worker or self._main.selected_request)
@@ -311,17 +222,10 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.tell(f"copied: {text}")
 
     def action_last_fallback(self) -> None:
-        victim = self.state.requests.ledger.last_victim
-        if victim:
-            self.on_request_chosen(RequestChosen(victim))
-        else:
-            self.tell("no fallback, retry or migration in this run")
+        self._pages.open_last_victim()
 
     def action_export(self) -> None:
-        if self._export_format:
-            self._write_export(self._export_format)
-        else:
-            self.push_screen(ChoiceDialog("Export the run as", format_choices(FORMATS)), self._write_export)
+        self._export.begin()
 
     def action_picture(self) -> None:
         path = self._out_dir / f"screen-{int(self.state.since_start(self.state.last_at))}s.svg"
@@ -348,68 +252,16 @@ class ConsoleApp(App[None], inherit_bindings=False):
             await self.action_quit()
 
     def on_request_chosen(self, message: RequestChosen) -> None:
-        self.push_screen(RequestDetail(message.request_id, ascii_mode=self._ascii_only))
-        self.call_after_refresh(self.draw, charts=False)
+        self._pages.open_request(message.request_id)
 
     def on_worker_chosen(self, message: WorkerChosen) -> None:
-        self._open_worker(message.worker_id)
+        self._pages.open_worker(message.worker_id)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """None: the action table is all there is."""
         return ()
 
-    # --- what the dialogs chose ----------------------------------------------------------------------------------
-
     def _quit_chosen(self, choice: str | None) -> None:
         if choice is not None:
             self.quit_choice = choice
             self.exit()
-
-    def _write_export(self, wanted: str | None) -> None:
-        if wanted:
-            self._export_format = wanted
-            self.run_worker(self._export_in_thread(wanted), exit_on_error=True)
-
-    async def _export_in_thread(self, wanted: str) -> None:
-        try:
-            path = await asyncio.to_thread(self._export, wanted)
-        except OSError as error:
-            self.tell(f"Export: {error}", ok=False)
-        else:
-            self.tell(f"export written: {path}")
-
-    def _refuse(self, action_id: str) -> bool:
-        reason = self.sink.refusal(find_action(action_id).title)
-        if reason:
-            self.tell(reason, ok=False)
-        return bool(reason)
-
-    def _deliver(self, command: Command, title: str) -> None:
-        self.run_worker(self._send(command, title), exit_on_error=True)
-
-    async def _send(self, command: Command, title: str) -> None:
-        answer = await self.sink.deliver(command, title)
-        self.tell(answer.message, ok=answer.ok)
-
-    # --- leaving -------------------------------------------------------------------------------------------------
-
-    def panic(self, *renderables: RenderableType) -> None:
-        """Textual's reader of the terminal failed (it is gone), or an error that draws itself came up."""
-        if self.terminal_gone:
-            self.exit(return_code=EXIT_GONE)
-        else:
-            super().panic(*renderables)
-
-    def _fatal_error(self) -> None:
-        """One line for the operator; the traceback, without values of variables, goes to the run's logs."""
-        if self._exception is not None:
-            self.crash = describe_crash(self._exception, self._events_path.parent / "logs" / "console.log")
-        self._close_messages_no_wait()
-
-    def _print_error_renderables(self) -> None:
-        """Textual's own way cuts the line to the terminal's width."""
-        if self.crash and sys.__stderr__ is not None:
-            with contextlib.suppress(OSError):
-                print(self.crash, file=sys.__stderr__, flush=True)
-            self.crash = ""
-        super()._print_error_renderables()

@@ -11,11 +11,13 @@ from cluster.events import (
     FaultHealed,
     FaultInjected,
     NoteAdded,
+    RouterStats,
     RunReady,
     RunStopping,
     WorkerExited,
     WorkerReady,
     WorkerRemoved,
+    WorkerStats,
 )
 
 SETTLE_S: Final = 2.0
@@ -24,6 +26,8 @@ LONGEST_DRILL_S: Final = 600.0
 """One whose end was not told (its console went away) is over then."""
 KEPT: Final = 64
 
+_FREQUENT: Final = (WorkerStats, RouterStats)
+"""What nearly all events are that are not about a request."""
 _ENDLESS: Final = float("inf")
 _DRILL: Final = "drill "
 _BEGINS: Final = " begins"
@@ -50,7 +54,7 @@ class Spans:
 
     def overlap(self, from_at: float, to_at: float) -> bool:
         """Whether any of from_at .. to_at lay in one."""
-        if any(began_at <= to_at for began_at in self.open.values()):
+        if self.open and any(began_at <= to_at for began_at in self.open.values()):
             return True
         if from_at > self._last_end:  # nearly always; asked for every batch of tokens
             return False
@@ -74,9 +78,10 @@ class Disturbances:
 
     def fold(self, event: Event) -> None:
         """Take one event in; one that disturbs nothing changes nothing."""
-        for key in [key for key, at in self.spans.open.items() if event.at - at > LONGEST_DRILL_S]:
-            if key.startswith(_DRILL):
-                self.spans.end(key, event.at)
+        if self.spans.open:
+            self._end_forgotten_drills(event.at)
+        if type(event) in _FREQUENT:
+            return
         match event:
             case RunReady():
                 self._serving = True
@@ -105,6 +110,11 @@ class Disturbances:
                         self.spans.end(key, event.at)
             case _:
                 pass
+
+    def _end_forgotten_drills(self, now: float) -> None:
+        for key in [key for key, at in self.spans.open.items() if now - at > LONGEST_DRILL_S]:
+            if key.startswith(_DRILL):
+                self.spans.end(key, now)
 
 
 def _down(worker_id: str) -> str:

@@ -6,10 +6,9 @@ The pieces are those of ``pdconsole drill``; only what it expects of the cluster
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -23,9 +22,9 @@ from cluster.drill_story import DrillStory
 from cluster.profile import Profile
 from cluster.run_dir import RunDirError, RunInfo, read_run_info
 from cluster.run_log import EVENTS_FILE, RunLogError, read_events
-from console.commands import SendCommand
 from console.drill_command import DrillPlan, verdict_document
 from console.drill_verdict import VERDICT_FILE, DrillVerdict, read_verdict
+from console.operator_commands import DRILL_GROUP, OperatorApp
 from console.screens.pick_drill import PickDrill
 from console.view_state import ViewState
 from console.worker_view import ROUTER
@@ -40,22 +39,10 @@ DRILL_ERRORS: Final = (RunDirError, DrillError, ModelError, RunLogError, OSError
 """What ``run`` raises; each message is one line."""
 
 
-class DrillApp(Protocol):
-    """What this needs of the app."""
-
-    send_command: SendCommand
-
-    def tell(self, text: str, *, ok: bool = True) -> None: ...
-    def show_drill(self, drill: DrillVerdict | None) -> None: ...
-    def focus_verdict(self) -> None: ...
-    def push_screen(self, screen: PickDrill, callback: Callable[[Drill | None], None]) -> object: ...
-    def run_worker(self, work: Coroutine[None, None, None], *, group: str, exit_on_error: bool) -> object: ...
-
-
 class DrillHere:
     """One drill at a time, on the run in ``run_dir``."""
 
-    def __init__(self, app: DrillApp, run_dir: Path) -> None:
+    def __init__(self, app: OperatorApp, run_dir: Path) -> None:
         self.running = ""
         """Name of the drill that runs, "" = none."""
         self._app = app
@@ -80,7 +67,7 @@ class DrillHere:
     def _chosen(self, drill: Drill | None) -> None:
         if drill is not None:
             self._app.focus_verdict()
-            self._app.run_worker(self._tell_run(drill), group="drill", exit_on_error=True)
+            self._app.run_worker(self._tell_run(drill), group=DRILL_GROUP, exit_on_error=True)
 
     async def _tell_run(self, drill: Drill) -> None:
         self.running = drill.name

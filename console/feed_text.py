@@ -1,7 +1,7 @@
 """Which events become lines of the event feed, and how they read. Pure."""
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, get_args
 
 from cluster.events import (
     BlocksStranded,
@@ -56,8 +56,8 @@ from cluster.events import (
     WorkerStarting,
     WorkerStats,
 )
-from cluster.request_filter import RequestEvent
 from cluster.units import format_bits_per_s, format_bytes
+from console.event_kinds import is_of_request
 from console.text_format import (
     format_ms,
     format_rate_pair,
@@ -82,20 +82,38 @@ CLUSTER: Final = "cluster"
 BIG_TRANSFER_BYTES: Final = 16 * 2**20
 """A transfer from this size on is notable by itself."""
 
-SILENT: Final = (
-    TokensDelivered,
-    WorkerStats,
-    RouterStats,
-    PrefillProgressed,
-    TransferProgressed,
-    TextDelivered,
+SILENT: Final[frozenset[type]] = frozenset(
+    {TokensDelivered, WorkerStats, RouterStats, PrefillProgressed, TransferProgressed, TextDelivered}
 )
-"""The frequent events, none of which has a line or a mark."""
+"""The frequent kinds of events, none of which has a line or a mark."""
+
+_ProcessEvent = (
+    RunStarted | RunReady | RunLogStalled | RunLogResumed | RunStopping | RunStopped
+    | WorkerStarting | WorkerReady | PeerRefused | WorkerExited | WorkerRestarting | WorkerFailed | HeartbeatMissed
+    | LinkConfigured | LinkProbed | LinkTuned
+)  # fmt: skip
+_FleetEvent = (
+    WorkerDraining
+    | WorkerDrained
+    | WorkerResumed
+    | WorkerAdded
+    | WorkerRemoved
+    | RoleChanged
+    | BlocksStranded
+)
+_TransferEvent = TransferStarted | TransferCompleted | TransferFailed
+_RequestEvent = (
+    RequestArrived | HandoffChosen | RequestFinished | FellBack | RequestRetried | RequestMigrated
+    | RequestFailed | RequestRejected | RequestCancelled
+)  # fmt: skip
+_OperatorEvent = (
+    ModeChanged | CodecChanged | HandoffChanged | LoadStarted | LoadStopped | BurstInjected
+    | FaultInjected | FaultHealed | NoteAdded
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """``level``: info | good | warn | bad. ``routine`` lines show only under their own category."""
+class Line(NamedTuple):
+    """Of an event. ``level``: info | good | warn | bad. ``routine`` lines show only under their own category."""
 
     category: str
     text: str
@@ -105,14 +123,11 @@ class Line:
 
 def feed_line(event: Event) -> Line | None:
     """The event's line, or None where it has none (stats, single steps of a request)."""
-    for write in (_process_line, _fleet_line, _transfer_line, _request_line, _operator_line):
-        line = write(event)
-        if line is not None:
-            return line
-    return None
+    write = _WRITERS.get(type(event))
+    return write(event) if write is not None else None
 
 
-def _process_line(event: Event) -> Line | None:
+def _process_line(event: _ProcessEvent) -> Line:
     match event:
         case RunStarted():
             return Line(CLUSTER, f"run {event.run} started: {event.profile}, {event.model}, {event.mode}")
@@ -163,13 +178,11 @@ def _process_line(event: Event) -> Line | None:
             return Line(CLUSTER, f"link {pair} probed: {rate}, round trip {event.rtt_ms:.2f} ms")
         case LinkTuned():
             return _tuned_line(event)
-        case _:
-            return None
 
 
 def subject(event: Event) -> tuple[str, str]:
     """(request id, worker id) that the event's line is about; "" where there is none."""
-    if isinstance(event, RequestEvent):
+    if is_of_request(event):
         return event.request_id, ""
     match event:
         case FaultInjected() | FaultHealed():
@@ -184,7 +197,7 @@ def subject(event: Event) -> tuple[str, str]:
             return "", ""
 
 
-def _fleet_line(event: Event) -> Line | None:
+def _fleet_line(event: _FleetEvent) -> Line:
     match event:
         case WorkerDraining():
             why = "" if event.reason == "drain" else f" to {event.reason}"
@@ -206,8 +219,6 @@ def _fleet_line(event: Event) -> Line | None:
             return Line(CLUSTER, text, "good")
         case BlocksStranded():
             return Line(FAULTS, f"{event.worker_id} STRANDED {event.blocks} blocks: {event.holders}", "bad")
-        case _:
-            return None
 
 
 def _tuned_line(event: LinkTuned) -> Line:
@@ -220,7 +231,7 @@ def _tuned_line(event: LinkTuned) -> Line:
     return Line(CLUSTER, text, "warn" if event.limit else "good")
 
 
-def _transfer_line(event: Event) -> Line | None:
+def _transfer_line(event: _TransferEvent) -> Line:
     match event:
         case TransferStarted():
             path = f"{short_worker(event.from_worker)}>{short_worker(event.to_worker)}"
@@ -240,11 +251,9 @@ def _transfer_line(event: Event) -> Line | None:
             why = f"{event.reason}{_detail(event.detail)}"
             text = f"{short_id(event.request_id)} transfer FAILED at {event.worker_id}: {why}"
             return Line(TRANSFERS, text, "bad")
-        case _:
-            return None
 
 
-def _request_line(event: Event) -> Line | None:
+def _request_line(event: _RequestEvent) -> Line:
     match event:
         case RequestArrived():
             asked = f"{event.prompt_tokens:,} tokens in, {event.max_tokens} out ({event.label})"
@@ -286,11 +295,9 @@ def _request_line(event: Event) -> Line | None:
             )
         case RequestCancelled():
             return Line(REQUESTS, f"{short_id(event.request_id)} client left in {event.phase}", "warn")
-        case _:
-            return None
 
 
-def _operator_line(event: Event) -> Line | None:
+def _operator_line(event: _OperatorEvent) -> Line:
     match event:
         case ModeChanged():
             return Line(DRILLS, f"mode is now {event.mode}{_cause(event.cause)}")
@@ -315,8 +322,6 @@ def _operator_line(event: Event) -> Line | None:
             return Line(DRILLS, text, "good")
         case NoteAdded():
             return Line(DRILLS, f"note: {event.text}")
-        case _:
-            return None
 
 
 def _cause(cause: str) -> str:
@@ -331,32 +336,14 @@ def _restart(restarts: int) -> str:
     return f" (restart {restarts})" if restarts else ""
 
 
-def mark_letter(event: Event) -> str:
-    """Letter drawn on the charts where something was done or went wrong, "" for all other events."""
-    match event:
-        case BurstInjected():
-            return "b"
-        case FaultInjected() | WorkerFailed() | BlocksStranded():
-            return "K"
-        case WorkerExited():
-            return "" if event.cause in ("stop", "restart", "operator") else "K"
-        case FaultHealed():
-            return "h"
-        case WorkerDraining() | RoleChanged():
-            return "D"
-        case FellBack():
-            return "f"
-        case RequestMigrated():
-            return "g"
-        case ModeChanged():
-            return "m"
-        case CodecChanged():
-            return "i"
-        case LoadStarted() | LoadStopped():
-            return "s"
-        case LinkConfigured():
-            return "l"
-        case NoteAdded():
-            return "a"
-        case _:
-            return ""
+_WRITERS: Final[dict[type, Callable[[Any], Line]]] = {
+    kind: write
+    for write, kinds in (
+        (_process_line, _ProcessEvent),
+        (_fleet_line, _FleetEvent),
+        (_transfer_line, _TransferEvent),
+        (_request_line, _RequestEvent),
+        (_operator_line, _OperatorEvent),
+    )
+    for kind in get_args(kinds)
+}

@@ -10,7 +10,7 @@ Two questions, answered from this run's own requests:
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster.events import TransferCompleted
 from console.disturbances import Disturbances, Spans
@@ -43,9 +43,8 @@ MIXED: Final = "MIXED"
 OPEN: Final = "OPEN"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolKey:
-    """What makes values alike."""
+class PoolKey(NamedTuple):
+    """What makes values alike. A tuple, because one is looked up for every batch of tokens."""
 
     mode: str
     load: str
@@ -173,11 +172,12 @@ class ModeBook:
         if self.disturbed.overlap(from_at, to_at):
             return None
         key = PoolKey(mode, load, self.bursts.overlap(from_at, to_at))
-        if key not in self.pools:
-            self.pools[key] = Pool()
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = Pool()
             if len(self.pools) > KEPT_POOLS:
                 del self.pools[next(iter(self.pools))]
-        return self.pools[key]
+        return pool
 
 
 def judge(

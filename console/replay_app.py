@@ -27,6 +27,7 @@ from console.screens.dialog import TextDialog
 from console.screens.help import HelpScreen
 from console.screens.main import MainScreen
 from console.text_format import clean, format_stamp
+from console.view_snapshot import Store
 
 _WHEN_ALONE: Final = frozenset({"step_time", "go_end"})
 """Actions on keys that dialogs and fields for text need for themselves."""
@@ -56,7 +57,7 @@ class ReplayScreen(MainScreen):
 
 
 class ReplayApp(ConsoleApp, inherit_bindings=False):
-    """``logs``: one run, or two to compare. Both are closed by the caller."""
+    """``logs``: one run, or two to compare; ``stores``: where each one's snapshots are kept. The caller closes them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(REPLAY)]
     WHERE: ClassVar[str] = REPLAY
@@ -72,13 +73,14 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
         *,
         refresh_s: float | None = None,
         config: Config | None = None,
+        stores: Sequence[Store | None] = (),
     ) -> None:
         super().__init__(
             logs[0].path, _refuse, export, run_names[0], read_only=True, ascii_only=ascii_only,
             refresh_s=refresh_s, config=config,
         )  # fmt: skip
         self._run_names = run_names
-        tracks = overlay(logs)
+        tracks = overlay(logs, stores)
         length_s = max(track.log.last_at - track.zero_at for track in tracks)
         self.replay = ReplayFeed(tracks, ReplayClock(length_s), self._moved)
         self.feed = self.replay
@@ -104,7 +106,7 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
         self.replay.paused = False
 
     def on_mount(self) -> None:
-        super().on_mount()
+        """Textual calls that of ``ConsoleApp`` too."""
         if self._compare is not None:
             self.push_screen(self._compare)
 

@@ -9,29 +9,34 @@ from typing import Final
 
 from console.own_cost import LoopLag
 from console.replay_clock import ReplayClock, parse_go_to
-from console.replay_cursor import ReplayCursor, Snapshots
+from console.replay_cursor import ReplayCursor
 from console.replay_log import KINDS, ReplayLog
+from console.view_snapshot import Snapshots, Store
 
 IDLE_S: Final = 0.05
 """Between two turns when there is nothing to fold."""
 
 
-def overlay(logs: Sequence[ReplayLog]) -> "list[ReplayTrack]":
-    """One run from its first event on; two so that they were ready at the same moment."""
+def overlay(logs: Sequence[ReplayLog], stores: Sequence[Store | None] = ()) -> "list[ReplayTrack]":
+    """One run from its first event on; two so that they were ready at the same moment. ``stores``: of each log, if any
+    has one."""
+    stores = stores or [None] * len(logs)
     if len(logs) == 1:
-        return [ReplayTrack(logs[0], logs[0].first_at)]
+        return [ReplayTrack(logs[0], logs[0].first_at, stores[0])]
     ready = [log.first_at if log.ready_at is None else log.ready_at for log in logs]
     before_s = max(at - log.first_at for at, log in zip(ready, logs, strict=True))
-    return [ReplayTrack(log, at - before_s) for at, log in zip(ready, logs, strict=True)]
+    return [
+        ReplayTrack(log, at - before_s, store) for at, log, store in zip(ready, logs, stores, strict=True)
+    ]
 
 
 class ReplayTrack:
     """One run: its log, the view at the clock's position, and where its time 0 lies on its own clock."""
 
-    def __init__(self, log: ReplayLog, zero_at: float) -> None:
+    def __init__(self, log: ReplayLog, zero_at: float, store: Store | None = None) -> None:
         self.log = log
         self.zero_at = zero_at
-        self.snapshots = Snapshots()
+        self.snapshots = Snapshots(store=store)
         self.cursor = ReplayCursor(log, self.snapshots)
         self._ahead = ReplayCursor(log, self.snapshots)
         self._found = (0.0, log.offset_at(zero_at))

@@ -16,8 +16,9 @@ import msgspec
 
 from cluster.events import Event, RunReady, WorkerReady
 from cluster.run_log import DamagedLine, decode_line
+from console.chart_marks import mark_letter
 from console.errors import UserError
-from console.feed_text import feed_line, mark_letter
+from console.feed_text import feed_line
 
 CHUNK_BYTES: Final = 64 * 2**10
 MAX_MARKS: Final = 10_000
@@ -87,6 +88,12 @@ class ReplayLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def stat(self) -> os.stat_result:
+        return os.fstat(self._fd)
+
+    def bytes_at(self, offset: int, num_bytes: int) -> bytes:
+        return os.pread(self._fd, num_bytes, offset)
 
     def read(self, offset: int, max_bytes: int = CHUNK_BYTES) -> list[bytes]:
         """Whole lines (with their ends) from the position ``offset`` on: about ``max_bytes``, one at least; [] at the

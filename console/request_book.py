@@ -4,35 +4,24 @@ from collections.abc import Iterator
 from typing import Final
 
 from cluster.events import (
-    DecodeAdmitted,
     FellBack,
     FirstToken,
-    HandoffChosen,
-    HandoffMeasured,
-    PrefillFinished,
-    PrefillProgressed,
-    PrefillStarted,
     RequestArrived,
     RequestCancelled,
-    RequestDispatched,
     RequestFailed,
     RequestFinished,
     RequestMigrated,
     RequestRejected,
     RequestRetried,
-    TextDelivered,
     TokensDelivered,
     TransferCompleted,
-    TransferFailed,
-    TransferProgressed,
-    TransferStarted,
 )
 from cluster.request_filter import RequestEvent
 from console.fallback_ledger import FallbackLedger
 from console.judgement import BURST, STEADY, ModeBook
-from console.request_view import CANCELLED, DECODE, DONE, FAILED, MAX_TEXT, REJECTED, RequestView
+from console.request_steps import STEPS
+from console.request_view import CANCELLED, DECODE, DONE, FAILED, REJECTED, RequestView
 from console.series import BucketSeries
-from console.text_format import format_skipped
 
 KEPT_DONE: Final = 500
 
@@ -79,23 +68,38 @@ class RequestBook:
     def num_waiting(self) -> int:
         return sum(1 for request in self.live.values() if request.phase == "queued")
 
+    def add_tokens(self, event: TokensDelivered) -> None:
+        """``fold`` of the most frequent kind."""
+        request = self.live.get(event.request_id) or self.done.get(event.request_id)
+        if request is not None:
+            gaps = request.add_tokens(event.first_position, event.token_at)
+            self.itl_ms.extend(gaps)
+            self.modes.add_gaps(request.mode, request.load, gaps)
+
     def fold(self, event: RequestEvent) -> None:
         """Take one event in, in whatever order the processes' events were merged."""
-        if isinstance(event, RequestRejected):
+        if type(event) is TokensDelivered:
+            self.add_tokens(event)
+            return
+        if type(event) is RequestRejected:
             self.rejected[event.status] = self.rejected.get(event.status, 0) + 1
             if event.request_id in self.live:
                 self._end(self.live[event.request_id], event.at, REJECTED, f"{event.status} {event.reason}")
             return
-        if isinstance(event, RequestArrived):
+        if type(event) is RequestArrived:
             self.live[event.request_id] = RequestView(event.request_id, event.at)
         request = self.get(event.request_id)
         if request is None:
             return  # ended long ago
+        step = STEPS.get(type(event))
+        if step is not None:
+            step(request, event)
+        else:
+            self._fold_counted(event, request)
+
+    def _fold_counted(self, event: RequestEvent, request: RequestView) -> None:
+        """What changes more than the request itself."""
         match event:
-            case TokensDelivered():
-                gaps = request.add_tokens(event.first_position, event.token_at)
-                self.itl_ms.extend(gaps)
-                self.modes.add_gaps(request.mode, request.load, gaps)
             case RequestArrived():
                 request.prompt_tokens, request.max_tokens = event.prompt_tokens, event.max_tokens
                 request.label, request.client_id = event.label, event.client_id
@@ -104,63 +108,20 @@ class RequestBook:
                 elif event.label == BURST:
                     self.modes.bursts.begin(event.request_id, event.at)
                 request.tell(event.at, f"arrived: {event.prompt_tokens:,} prompt tokens ({event.label})")
-            case RequestDispatched():
-                attempt = request.attempt(event.attempt)
-                attempt.at, attempt.mode = event.at, event.mode
-                if attempt.transfer_started_at is None:  # else the worker has chosen already
-                    attempt.codec = event.codec
-                attempt.decode_worker, attempt.decode_reason = event.decode_worker, event.decode_reason
-                attempt.prefill_worker, attempt.prefill_reason = event.prefill_worker, event.prefill_reason
-                request.tell(event.at, f"attempt {event.attempt} sent to {attempt.path}")
-            case HandoffChosen():
-                request.tell(event.at, f"weighed: {event.reason}")
-            case HandoffMeasured():
-                took = f"{event.actual_ms:.1f} ms to the first token, forecast {event.forecast_ms:.1f}"
-                request.tell(event.at, f"{event.choice} took {took}")
-            case PrefillStarted():
-                attempt = request.attempt(event.attempt)
-                attempt.prefill_started_at = event.at
-                request.tell(event.at, f"prefill started on {event.worker_id}")
-            case PrefillProgressed():
-                attempt = request.attempt(event.attempt)
-                attempt.computed_tokens = max(attempt.computed_tokens, event.computed_tokens)
-            case PrefillFinished():
-                attempt = request.attempt(event.attempt)
-                attempt.prefill_finished_at, attempt.compute_s = event.at, event.compute_s
-                attempt.computed_tokens, attempt.cached_tokens = event.prompt_tokens, event.cached_tokens
-                cached = f", {event.cached_tokens:,} from the prefix cache" if event.cached_tokens else ""
-                request.tell(event.at, f"prefill finished: {event.prompt_tokens:,} tokens{cached}")
-            case TransferStarted():
-                attempt = request.attempt(event.attempt)
-                attempt.transfer_started_at, attempt.transfer_raw_bytes = event.at, event.raw_bytes
-                attempt.skipped = format_skipped(event.skipped_tokens, event.skipped_bytes)
-                path = f"{event.from_worker} > {event.to_worker} {event.codec}"
-                attempt.codec = event.codec
-                request.tell(event.at, f"transfer started {path}{attempt.skipped}")
-                if event.codec_reason:
-                    request.tell(event.at, f"codec {event.codec}: {event.codec_reason}")
-            case TransferProgressed():
-                attempt = request.attempt(event.attempt)
-                attempt.sent_bytes = max(attempt.sent_bytes, event.sent_bytes)
-            case TransferCompleted():
-                request.attempt(event.attempt).transfer = event
-                self._count_transfer(event)
-                request.tell(event.at, "transfer acknowledged")
-            case TransferFailed():
-                request.attempt(event.attempt).failure = event.reason
-                request.tell(event.at, f"transfer failed: {event.reason} {event.detail}".rstrip())
-            case DecodeAdmitted():
-                request.attempt(event.attempt).admitted_at = event.at
-                request.tell(event.at, f"admitted to decode on {event.worker_id}")
             case FirstToken():
                 request.first_token, request.first_token_at = event, event.at
                 self.ttft_ms.add(event.at, event.ttft_ms)
                 self.modes.add_ttft(request.mode, request.load, event.at, event.ttft_ms)
                 self.modes.bursts.end(event.request_id, event.at)
                 request.tell(event.at, "first token sent to the client")
-            case TextDelivered():
-                request.prompt_text = event.prompt or request.prompt_text
-                request.text = (request.text + event.text)[-MAX_TEXT:]
+            case TransferCompleted():
+                request.attempt(event.attempt).transfer = event
+                self._count_transfer(event)
+                request.tell(event.at, "transfer acknowledged")
+            case RequestFinished():
+                request.out_tokens = max(request.out_tokens, event.output_tokens)
+                request.e2el_ms, request.tpot_ms = event.e2el_ms, event.tpot_ms
+                self._end(request, event.at, DONE, event.finish_reason)
             case FellBack():
                 request.fallback = event.reason
                 self.fallbacks[event.reason] = self.fallbacks.get(event.reason, 0) + 1
@@ -185,10 +146,6 @@ class RequestBook:
                 request.tell(
                     event.at, f"MIGRATED from {event.from_worker} after {event.delivered_tokens} tokens"
                 )
-            case RequestFinished():
-                request.out_tokens = max(request.out_tokens, event.output_tokens)
-                request.e2el_ms, request.tpot_ms = event.e2el_ms, event.tpot_ms
-                self._end(request, event.at, DONE, event.finish_reason)
             case RequestFailed():
                 self._end(request, event.at, FAILED, event.reason)
             case RequestCancelled():

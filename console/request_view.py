@@ -1,6 +1,7 @@
 """One request as the log tells it: attempts with their picks, prefill, transfer, tokens, end. Pure data."""
 
 import itertools
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -101,7 +102,8 @@ class RequestView:
     migrations: int = 0
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
     _itl: tuple[int, float, float] | None = None
-    _kept_gaps_ms: tuple[float, ...] = ()
+    _kept_gaps_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    _latest: AttemptView | None = None
 
     @property
     def live(self) -> bool:
@@ -112,11 +114,13 @@ class RequestView:
         found = self.attempts.get(number)
         if found is None:
             found = self.attempts[number] = AttemptView(number)
+            if self._latest is None or number > self._latest.number:
+                self._latest = found
         return found
 
     @property
     def latest(self) -> AttemptView | None:
-        return self.attempts[max(self.attempts)] if self.attempts else None
+        return self._latest
 
     @property
     def phase(self) -> str:
@@ -165,7 +169,7 @@ class RequestView:
     @property
     def mode(self) -> str:
         """disagg | colocated, as its newest attempt was sent; "" before the first."""
-        return self.latest.mode if self.latest is not None else ""
+        return self._latest.mode if self._latest is not None else ""
 
     @property
     def codec(self) -> str:
@@ -196,16 +200,16 @@ class RequestView:
 
     def add_tokens(self, first_position: int, token_at: tuple[float, ...]) -> list[tuple[float, float]]:
         """Count tokens; returns (at, gap in ms) of each consecutive pair, across batches too."""
-        gaps: list[tuple[float, float]] = []
-        previous = self.last_token_at
-        for at in token_at:
-            if previous is not None:
-                gaps.append((at, max(at - previous, 0.0) * 1000))
-            previous = at
-        self.last_token_at = previous
+        if not token_at:
+            return []
+        times = token_at if self.last_token_at is None else (self.last_token_at, *token_at)
+        gaps = [
+            (at, (at - before) * 1000 if at > before else 0.0) for before, at in itertools.pairwise(times)
+        ]
+        self.last_token_at = token_at[-1]
         self.out_tokens = max(self.out_tokens, first_position + len(token_at))
         if not self.end and len(self.gaps_ms) < MAX_GAPS:
-            self.gaps_ms.extend(gap for _, gap in gaps)
+            self.gaps_ms += [gap for _, gap in gaps]
         return gaps
 
     def itl_ms(self) -> tuple[float | None, float | None]:
@@ -229,7 +233,7 @@ class RequestView:
         """The end; per-token gaps are folded into their two percentiles and dropped."""
         self.end, self.ended_at, self.end_detail = end, at, detail
         p50, p99 = self.itl_ms()
-        self._kept_gaps_ms = tuple(self.gap_columns(KEPT_COLUMNS))
+        self._kept_gaps_ms = array("d", self.gap_columns(KEPT_COLUMNS))
         self.gaps_ms = []
         if p50 is not None and p99 is not None:
             self._itl = (0, p50, p99)

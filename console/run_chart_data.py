@@ -8,7 +8,8 @@ from cluster.metrics import RunMetrics
 from cluster.request_timeline import RequestTimeline
 from cluster.run_facts import RunFacts
 from cluster.summary import summary_of
-from console.feed_text import feed_line, mark_letter
+from console.chart_marks import mark_letter
+from console.feed_text import feed_line
 from console.series import Mark
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from console.app import EXIT_GONE, SIGNALS, ConsoleApp
+from console.app import ConsoleApp
+from console.terminal_app import EXIT_GONE, SIGNALS
 
 
 async def run_console_async(app: ConsoleApp) -> int:

@@ -82,6 +82,8 @@ def _summary(record: RunRecord, passed: PassedOver, *, alive: bool) -> dict[str,
 
 
 def _list_row(record: RunRecord) -> dict[str, Any]:
+    """Named by its directory, which is what finds it; ``log_of`` is what the run called itself, another name in a
+    copy."""
     alive = record.is_alive
     passed = PassedOver()
     try:
@@ -94,7 +96,8 @@ def _list_row(record: RunRecord) -> dict[str, Any]:
     info = record.info
     started = info.clock.wall if info else found.get("started_wall_at")
     return {
-        "run": record.run,
+        "run": record.path.name,
+        "log_of": record.run,
         "started_wall_at": started,
         "profile": found.get("profile") or (info.profile.name if info else ""),
         "model": found.get("model") or (info.profile.model.id if info else ""),
@@ -133,11 +136,12 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _state(row: dict[str, Any]) -> str:
+    copied = f", a copy of {clean(row['log_of'])}" if row["log_of"] != row["run"] else ""
     if row["alive"]:
-        return "up"
+        return f"up{copied}"
     if row["problem"]:
-        return "unreadable log" if row["finished"] is None else "damaged log"
-    return "ended"
+        return ("unreadable log" if row["finished"] is None else "damaged log") + copied
+    return f"ended{copied}"
 
 
 def _event_lines(record: RunRecord, passed: PassedOver) -> list[str]:

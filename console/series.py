@@ -4,9 +4,9 @@ No clock: every call that looks back from now is given ``now`` (seconds, the log
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from array import array
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 BUCKET_S: Final = 0.5
 NUM_BUCKETS: Final = 1200
@@ -15,8 +15,7 @@ MAX_VALUES: Final = 512
 """Values kept of one bucket: beyond it only every n-th, with n doubling, so that all of the bucket counts alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """Something was done at this moment; ``letter`` is drawn on every chart."""
 
     at: float
@@ -36,7 +35,7 @@ class _Bucket:
     __slots__ = ("seen", "stride", "total", "values")
 
     def __init__(self) -> None:
-        self.values: list[float] = []
+        self.values = array("d")  # as compact in a snapshot of the view as here
         self.total = 0.0
         self.seen = 0
         self.stride = 1
@@ -49,6 +48,16 @@ class _Bucket:
                 del self.values[1::2]
                 self.stride *= 2
         self.seen += 1
+
+    def extend(self, values: Sequence[float]) -> None:
+        """``add`` of each."""
+        if self.stride > 1 or len(self.values) + len(values) >= MAX_VALUES:
+            for value in values:
+                self.add(value)
+            return
+        self.values.extend(values)
+        self.total = sum(values, self.total)
+        self.seen += len(values)
 
 
 class BucketSeries:
@@ -63,15 +72,18 @@ class BucketSeries:
         if bucket is not None:
             bucket.add(value)
 
-    def extend(self, samples: Iterable[tuple[float, float]]) -> None:
-        """``add`` of each (at, value); neighbours are mostly of one bucket."""
-        last, bucket = 2**62, None
-        for at, value in samples:
-            index = math.floor(at / BUCKET_S)
-            if index != last:
-                last, bucket = index, self._bucket(index)
+    def extend(self, samples: Sequence[tuple[float, float]]) -> None:
+        """``add`` of each (at, value), which come in the order of time; mostly all are of one bucket."""
+        if not samples:
+            return
+        first, last = math.floor(samples[0][0] / BUCKET_S), math.floor(samples[-1][0] / BUCKET_S)
+        if first == last:
+            bucket = self._bucket(first)
             if bucket is not None:
-                bucket.add(value)
+                bucket.extend([value for _, value in samples])
+        else:
+            for at, value in samples:
+                self.add(at, value)
 
     def spread(self, start: float, end: float, amount: float) -> None:
         """Distribute ``amount`` evenly over [start, end]; a span longer than the window keeps its newest part."""
@@ -129,9 +141,8 @@ class BucketSeries:
         if bucket is None and index > self._newest - NUM_BUCKETS:
             bucket = self._buckets[index] = _Bucket()
             if index > self._newest:
+                self._forget(index - self._newest)
                 self._newest = index
-                if len(self._buckets) > NUM_BUCKETS:
-                    self._drop_old()
         return bucket
 
     def _last(self, now: float, window_s: float) -> list[_Bucket]:
@@ -139,9 +150,15 @@ class BucketSeries:
         first = last - math.ceil(window_s / BUCKET_S) + 1
         return [self._buckets[index] for index in range(first, last + 1) if index in self._buckets]
 
-    def _drop_old(self) -> None:
+    def _forget(self, num_buckets: int) -> None:
+        """The oldest of them, as the newest moves on; before that none is older than NUM_BUCKETS."""
+        if num_buckets >= NUM_BUCKETS:
+            newest = max(self._buckets)
+            self._buckets = {newest: self._buckets[newest]}
+            return
         oldest = self._newest - NUM_BUCKETS + 1
-        self._buckets = {index: bucket for index, bucket in self._buckets.items() if index >= oldest}
+        for index in range(oldest, oldest + num_buckets):
+            self._buckets.pop(index, None)
 
 
 class ColumnGrid:

@@ -6,72 +6,32 @@ Live and finished runs use the same fold; what is "now" is said by the caller (:
 import heapq
 import itertools
 from collections import deque
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster.events import (
-    BlocksStranded,
-    BurstInjected,
     CodecChanged,
-    DecodeAdmitted,
     Event,
-    FaultHealed,
-    FaultInjected,
-    FellBack,
-    FirstToken,
     HandoffChanged,
-    HandoffChosen,
-    HandoffMeasured,
-    HeartbeatMissed,
     LinkConfigured,
-    LinkProbed,
     LinkTuned,
     LoadStarted,
     LoadStopped,
     ModeChanged,
     ModelDescribed,
-    NoteAdded,
-    PeerRefused,
-    PrefillFinished,
-    PrefillProgressed,
-    PrefillStarted,
-    RequestArrived,
-    RequestCancelled,
     RequestDispatched,
-    RequestFailed,
-    RequestFinished,
-    RequestMigrated,
-    RequestRejected,
-    RequestRetried,
-    RoleChanged,
-    RouterStats,
-    RunLogResumed,
-    RunLogStalled,
     RunReady,
     RunStarted,
     RunStopped,
     RunStopping,
-    TextDelivered,
     TokensDelivered,
-    TransferCompleted,
-    TransferFailed,
-    TransferProgressed,
-    TransferStarted,
-    WorkerAdded,
-    WorkerDrained,
-    WorkerDraining,
     WorkerExited,
-    WorkerFailed,
     WorkerReady,
-    WorkerRemoved,
-    WorkerRestarting,
-    WorkerResumed,
-    WorkerStarting,
-    WorkerStats,
 )
-from cluster.request_filter import RequestEvent, RequestFilter
+from cluster.request_filter import RequestFilter
 from cluster.run_log import DamagedLine
-from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, mark_letter, subject
+from console.chart_marks import mark_letter
+from console.event_kinds import REQUEST_KINDS, is_of_request, is_of_worker
+from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, subject
 from console.judgement import Judgement, judge
 from console.request_book import RequestBook
 from console.series import Mark
@@ -82,8 +42,7 @@ KEPT_MARKS: Final = 200
 KEPT_PICKS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class FeedEntry:
+class FeedEntry(NamedTuple):
     """A line of the feed; ``number`` counts all lines of the run. It is about a request, a process, or neither ("")."""
 
     number: int
@@ -201,11 +160,12 @@ class ViewState:
     def fold(self, event: Event) -> None:
         """Take one event in."""
         self.num_events += 1
-        self.last_at = max(self.last_at, event.at)
-        if isinstance(event, TokensDelivered):  # a third of a log, and nothing of the rest has to do with it
+        if event.at > self.last_at:
+            self.last_at = event.at
+        if type(event) is TokensDelivered:  # a third of a log, and nothing of the rest has to do with it
             if self._filter.pass_on(event):
-                self.requests.fold(event)
-        elif isinstance(event, RequestEvent):
+                self.requests.add_tokens(event)
+        elif is_of_request(event):
             for passed in self._filter.pass_on(event):
                 self._take(passed)
         else:
@@ -213,46 +173,24 @@ class ViewState:
             self._take(event)
 
     def _take(self, event: Event) -> None:
-        match event:
-            case TransferProgressed():
-                self.requests.fold(event)
-            case TransferStarted() | TransferCompleted() | TransferFailed():
-                self.requests.fold(event)
-                self.topology.fold(event)
-            case (
-                HandoffChosen() | HandoffMeasured() | TextDelivered()
-                | TokensDelivered() | RequestArrived() | PrefillStarted() | PrefillProgressed() | PrefillFinished()
-                | DecodeAdmitted() | FirstToken() | FellBack() | RequestRetried() | RequestMigrated()
-                | RequestFinished() | RequestFailed() | RequestRejected() | RequestCancelled()
-            ):  # fmt: skip
-                self.requests.fold(event)
-            case RequestDispatched():
-                self.requests.fold(event)
+        kind = type(event)
+        if is_of_request(event):
+            self.requests.fold(event)
+            if type(event) is RequestDispatched:
                 self.picks.append(event)
-            case WorkerExited():
-                self.topology.fold(event)
-                if event.role == ROUTER:
-                    self.requests.router_lost(event.at)
-            case (
-                WorkerStarting() | WorkerReady() | WorkerRestarting() | WorkerFailed() | HeartbeatMissed()
-                | WorkerDraining() | WorkerDrained() | WorkerResumed() | WorkerAdded() | WorkerRemoved() | RoleChanged()
-                | BlocksStranded() | WorkerStats() | LinkProbed() | FaultInjected() | FaultHealed()
-            ):  # fmt: skip
-                self.topology.fold(event)
-            case LinkConfigured():
-                before = self.topology.asked
-                if before is not None and before.asked_bits_per_s != event.asked_bits_per_s:
-                    self.tuned = None  # the link that stood for a target is another now
-                    self.requests.modes.transfers.clear()
-                self.topology.fold(event)
-            case RouterStats():
-                self.topology.fold(event)
-            case PeerRefused() | RunLogStalled() | RunLogResumed():
-                pass  # a line in the feed, and nothing else
-            case _:
-                self._fold_run(event)
-        if isinstance(event, SILENT):
-            return
+        if type(event) is LinkConfigured:
+            self._forget_link(event)
+        if is_of_worker(event):
+            self.topology.fold(event)
+            if type(event) is WorkerExited and event.role == ROUTER:
+                self.requests.router_lost(event.at)
+        elif kind not in REQUEST_KINDS:
+            self._fold_run(event)
+        if kind not in SILENT:
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        """Its line in the feed and its mark on the charts, if any."""
         line = feed_line(event)
         if line is not None:
             request_id, worker_id = subject(event)
@@ -260,27 +198,19 @@ class ViewState:
             if worker_id in self.topology.workers:
                 self.topology.workers[worker_id].story.append((event.at, line.text, line.level))
         letter = mark_letter(event)
-        if not letter and isinstance(event, WorkerReady) and self.topology.workers[event.worker_id].restarts:
+        if type(event) is WorkerReady and self.topology.workers[event.worker_id].restarts:
             letter = "R"
         if letter and self.ready_after_s is not None:
             self.marks.append(Mark(event.at, letter, line.text if line is not None else ""))
 
-    def _fold_run(
-        self,
-        event: RunStarted
-        | RunReady
-        | RunStopping
-        | RunStopped
-        | ModelDescribed
-        | ModeChanged
-        | CodecChanged
-        | HandoffChanged
-        | LinkTuned
-        | LoadStarted
-        | LoadStopped
-        | BurstInjected
-        | NoteAdded,
-    ) -> None:
+    def _forget_link(self, event: LinkConfigured) -> None:
+        """What stood for the link before, if this is another."""
+        before = self.topology.asked
+        if before is not None and before.asked_bits_per_s != event.asked_bits_per_s:
+            self.tuned = None
+            self.requests.modes.transfers.clear()
+
+    def _fold_run(self, event: Event) -> None:
         match event:
             case RunStarted():
                 self.run, self.profile, self.model = event.run, event.profile, event.model
@@ -310,5 +240,5 @@ class ViewState:
             case LoadStopped():
                 self.loads.pop(event.name, None)
                 self.requests.modes.loads = self.load_names
-            case BurstInjected() | NoteAdded():
-                pass  # a line and a mark, no state
+            case _:
+                pass  # a line or a mark, no state

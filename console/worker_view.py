@@ -3,7 +3,7 @@
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster.events import (
     BlocksStranded,
@@ -51,8 +51,7 @@ WorkerEvent = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Throughput:
+class Throughput(NamedTuple):
     """Between two samples of one worker."""
 
     at: float
@@ -183,11 +182,34 @@ class Topology:
         self.asked: LinkConfigured | None = None
         self.faults: dict[tuple[str, str], FaultInjected] = {}
         """What was broken and is not healed yet, by (fault, target)."""
-        """How the link was asked to be before it was slowed for a time."""
 
     def fold(self, event: WorkerEvent) -> None:
         """Take one event in."""
-        match event:
+        match event:  # the frequent ones first
+            case WorkerStats():
+                worker = self._worker(event.worker_id, event.role)
+                if worker.state in GONE:
+                    return  # sampled before it died, written after
+                worker.sample(event)
+                if worker.state == "silent":
+                    self._set_state(worker, "ready", event.at)
+            case RouterStats():
+                worker = self._worker(ROUTER, ROUTER)
+                worker.router_stats = event
+                if worker.state == "silent":
+                    self._set_state(worker, "ready", event.at)
+            case TransferStarted():
+                link = self._link(event.from_worker, event.to_worker)
+                link.active[event.request_id, event.attempt] = event
+            case TransferCompleted():
+                link = self._link(event.from_worker, event.to_worker)
+                link.active.pop((event.request_id, event.attempt), None)
+                link.last = event
+                link.transfers += 1
+            case TransferFailed():
+                for link in self.links.values():
+                    if link.active.pop((event.request_id, event.attempt), None) is not None:
+                        link.failures += 1
             case WorkerStarting():
                 worker = self._worker(event.worker_id, event.role)
                 self._set_state(worker, "starting", event.at)
@@ -248,18 +270,6 @@ class Topology:
                 pass
             case FaultHealed():
                 self.faults.pop((event.fault, event.target), None)
-            case WorkerStats():
-                worker = self._worker(event.worker_id, event.role)
-                if worker.state in GONE:
-                    return  # sampled before it died, written after
-                worker.sample(event)
-                if worker.state == "silent":
-                    self._set_state(worker, "ready", event.at)
-            case RouterStats():
-                worker = self._worker(ROUTER, ROUTER)
-                worker.router_stats = event
-                if worker.state == "silent":
-                    self._set_state(worker, "ready", event.at)
             case LinkConfigured():
                 self.asked = event
             case LinkProbed() if (event.to_worker, event.from_worker) in self.links:
@@ -267,18 +277,6 @@ class Topology:
             case LinkProbed():
                 link = self._link(event.from_worker, event.to_worker)
                 link.achieved_bits_per_s, link.rtt_ms = event.achieved_bits_per_s, event.rtt_ms
-            case TransferStarted():
-                link = self._link(event.from_worker, event.to_worker)
-                link.active[event.request_id, event.attempt] = event
-            case TransferCompleted():
-                link = self._link(event.from_worker, event.to_worker)
-                link.active.pop((event.request_id, event.attempt), None)
-                link.last = event
-                link.transfers += 1
-            case TransferFailed():
-                for link in self.links.values():
-                    if link.active.pop((event.request_id, event.attempt), None) is not None:
-                        link.failures += 1
 
     def by_role(self) -> list[WorkerView]:
         """Router, prefill workers, decode workers; each by id."""

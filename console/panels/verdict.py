@@ -61,17 +61,17 @@ def _drill(drill: DrillVerdict | None, width: int) -> list[Text]:
         return []
     name = clean(drill.drill)
     if not drill.verdict:
-        return [Text(fit(f" drill {name} RUNNING: {drill.headline}", width), f"bold {WARN}", no_wrap=True)]
+        return _styled(f" drill {name} RUNNING: {drill.headline}", width, f"bold {WARN}")
     is_pass = drill.verdict == PASS
     word = f"{drill.verdict.upper()} {drill.num_met}/{len(drill.expectations)}"
     style = f"bold {GOOD if is_pass else BAD}"
-    lines = [Text(fit(f" drill {name} {word}: {drill.headline}", width), style, no_wrap=True)]
+    lines = _styled(f" drill {name} {word}: {drill.headline}", width, style)
     for missed in (line for line in drill.expectations if not line.ok):
         where = f"; look at {', '.join(missed.look_at)}" if missed.look_at else ""
         text = f" XX {missed.name}: {missed.text} (expected {missed.expected}){where}"
-        lines += [Text(part.plain, style, no_wrap=True) for part in _wrapped(text, width)]
+        lines += _styled(text, width, style)
     met = "   ".join(f"ok {line.text}" for line in drill.expectations if line.ok)
-    return [*lines, *(Text(part.plain, GOOD, no_wrap=True) for part in _wrapped(f" {met}", width))]
+    return [*lines, *_styled(f" {met}", width, GOOD)]
 
 
 def _judgement(state: ViewState, width: int) -> list[Text]:
@@ -86,7 +86,7 @@ def _faults(state: ViewState, now: float, width: int) -> list[Text]:
     for fault in state.topology.faults.values():
         left = f", heals in {max(fault.at + fault.seconds - now, 0.0):.0f} s" if fault.seconds else ""
         text = f" ! broken now: {fault.fault} {clean(fault.target)} for {now - fault.at:.0f} s{left} (x heals all)"
-        lines.append(Text(fit(text, width), f"bold {WARN}", no_wrap=True))
+        lines += _styled(text, width, f"bold {WARN}")
     return lines
 
 
@@ -99,7 +99,7 @@ def _ledger(state: ViewState, width: int) -> list[Text]:
     head = f" {'kind':<10}{'cause':<22}{'n':>4} {'tokens again':>12} {'time lost':>9}  whom it hurt"
     lines = [Text(fit(head, width), "bold", no_wrap=True)]
     for row in rows:
-        lines += [Text(part.plain, WARN, no_wrap=True) for part in _wrapped(_ledger_text(state, row), width)]
+        lines += _styled(_ledger_text(state, row), width, WARN)
     return lines
 
 
@@ -112,6 +112,10 @@ def _ledger_text(state: ViewState, row: LedgerRow) -> str:
         f" {row.kind:<10}{fit(row.cause, 21)} {row.count:>4} {row.tokens:>12,} {format_ms(row.lost_ms):>9}  "
         f"{hurt}{more}{where}{beside} (last {format_stamp(state.since_start(row.last_at))})"
     )
+
+
+def _styled(text: str, width: int, style: str) -> list[Text]:
+    return [Text(part.plain, style, no_wrap=True) for part in _wrapped(text, width)]
 
 
 def _wrapped(text: str, width: int) -> list[Text]:

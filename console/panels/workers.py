@@ -4,6 +4,7 @@ from typing import Final
 
 from rich.text import Text
 
+from cluster.events import RequestDispatched
 from cluster.units import format_bytes
 from console.palette import BAD, GOOD, STATE_STYLES, WARN
 from console.panels.line_view import ChoiceLines
@@ -20,13 +21,16 @@ from console.text_format import (
     format_rate_pair,
     format_ratio,
     short_id,
+    short_worker,
 )
 from console.view_state import ViewState
 from console.worker_view import ROUTER, LinkView, WorkerView
 
 WIDE: Final = 96
 """From this width on there is room for each process's second line and the summary."""
-SUMMARY_LINES: Final = 3
+PICK_LINES: Final = 2
+SUMMARY_LINES: Final = 1 + PICK_LINES
+_PICK_CELLS: Final = 7
 
 
 class WorkersPanel(ChoiceLines):
@@ -197,14 +201,25 @@ def _summary_lines(state: ViewState, width: int) -> list[Text]:
         if state.tuned is not None:
             text += f" ({state.tuned.target or 'asked'}: {format_ratio(state.tuned.target_rho)})"
         lines.append(Text(fit(text, width), no_wrap=True))
-    for index, pick in enumerate(reversed(state.picks)):
-        if index == 2:
-            break
-        prefill = f"{pick.prefill_worker}: {pick.prefill_reason} | " if pick.prefill_worker else ""
-        decode = f"{pick.decode_worker}: {pick.decode_reason}"
-        text = f"{' picks ' if index == 0 else '       '}{short_id(pick.request_id)} {prefill}{decode}"
-        lines.append(Text(fit(text, width), "dim", no_wrap=True))
+    picks: list[str] = []
+    for pick in reversed(state.picks):
+        picks += _pick_texts(pick, width - _PICK_CELLS)
+    for index, text in enumerate(picks[:PICK_LINES]):
+        head = " picks " if index == 0 else ""
+        lines.append(Text(fit(f"{head:<{_PICK_CELLS}}{text}", width), "dim", no_wrap=True))
     return lines
+
+
+def _pick_texts(pick: RequestDispatched, width: int) -> list[str]:
+    """Whom a request was given to and why, in one line or in two."""
+    request = f"{short_id(pick.request_id)} "
+    parts = [f"{short_worker(pick.decode_worker)}: {pick.decode_reason}"]
+    if pick.prefill_worker:
+        parts.insert(0, f"{short_worker(pick.prefill_worker)}: {pick.prefill_reason}")
+    whole = request + " | ".join(parts)
+    return (
+        [whole] if len(whole) <= width else [request + parts[0], *(" " * len(request) + p for p in parts[1:])]
+    )
 
 
 def _thousands(tokens: int) -> str:

@@ -191,6 +191,11 @@ class MainScreen(Screen[None]):
         (self._verdict if self._focused_number() == VERDICT else self._events).cycle()
         self._redraw()
 
+    def action_follow(self) -> None:
+        """The newest event, and stay there."""
+        self._events.follow()
+        self.action_panel(EVENTS)
+
     def action_sort(self, step: int) -> None:
         self._requests.cycle_sort(step)
         self._redraw()

@@ -1,7 +1,7 @@
 """The drills there are, what each promises and expects, and what this cluster has otherwise."""
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -16,7 +16,9 @@ from console.palette import WARN
 from console.screens.dialog import Dialog
 from console.text_format import clean, fit
 
-_BOX_CELLS = 74
+_MAX_CELLS: Final = 106
+"""Of a drill's line: the box is 114 wide where the terminal is."""
+_BESIDE_CELLS: Final = 10
 
 
 class PickDrill(Dialog[Drill]):
@@ -30,14 +32,16 @@ class PickDrill(Dialog[Drill]):
         self._differences = differences
         self._about = Static("", markup=False)
 
+    @property
+    def _width(self) -> int:
+        """Of a drill's line."""
+        return min(self.app.size.width - _BESIDE_CELLS, _MAX_CELLS)
+
     def compose(self) -> ComposeResult:
         with Vertical(classes="box wide"):
             yield Static("Run a drill on this cluster   d, enter run   escape back", markup=False)
             yield OptionList(
-                *[
-                    Option(Text(fit(f"{drill.name:<17} {drill.title}", _BOX_CELLS - 4)))
-                    for drill in self._drills
-                ],
+                *[Option(Text(fit(_row(drill), self._width))) for drill in self._drills],
                 markup=False,
             )
             yield self._about
@@ -50,7 +54,8 @@ class PickDrill(Dialog[Drill]):
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         drill = self._drills[event.option_index]
         expected = "; ".join(f"{e.name} {e.text}" for e in expectations_of(drill))
-        about = Text(clean(drill.promise) + "\n")
+        cut = f"{clean(drill.title)}. " if len(_row(drill)) > self._width else ""
+        about = Text(f"{cut}{clean(drill.promise)}\n")
         about.append(f"expects {clean(expected)}\n", "dim")
         found = self._differences(drill)
         if found:
@@ -63,3 +68,7 @@ class PickDrill(Dialog[Drill]):
     def action_run_it(self) -> None:
         index = self.query_one(OptionList).highlighted
         self.dismiss(None if index is None else self._drills[index])
+
+
+def _row(drill: Drill) -> str:
+    return f"{drill.name:<17} {drill.title}"

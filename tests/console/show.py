@@ -25,7 +25,7 @@ class BrokenApp(ConsoleApp):
 
     def draw(self, *, charts: bool = True) -> None:
         super().draw(charts=charts)
-        if self._ticks >= 3:
+        if self._draws >= 3:
             secret = "value of a local"
             raise ValueError("a widget broke [/x]\nsecond line" + secret[:0])
 

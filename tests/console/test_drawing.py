@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from cluster.events import WorkerStats
+from cluster.events import RequestDispatched, WorkerStats
 from console.actions import ACTIONS, LIVE, REPLAY, actions_of, footer_text, help_rows, readme_key_table
 from console.charts import itl_chart, kv_chart, plot_chart, strip_columns, strip_line, ttft_chart
 from console.own_cost import OwnCost
@@ -224,3 +224,21 @@ def test_help_has_a_row_per_action(where: str) -> None:
     actions = actions_of(where)
     assert len(help_rows(actions)) == len(actions)
     assert {action.title for action in actions if not action.page} <= {row[1] for row in help_rows(actions)}
+
+
+def test_reasons_of_a_pick_that_are_too_long_for_one_line_stand_in_two() -> None:
+    folded = ViewState()
+    for event in story():
+        folded.fold(event)
+    folded.picks.append(
+        RequestDispatched(
+            at=1.0, request_id="rfa29ef00", attempt=1, mode="disagg", codec="raw", prefill_worker="prefill-0",
+            prefill_reason="only prefill worker (4500 tokens queued)", decode_worker="decode-0",
+            decode_reason="only decode worker with room (10922 blocks free)",
+        )
+    )  # fmt: skip
+    plain = [line.plain.rstrip() for line in worker_lines(folded, END_OF_STORY, 98, 12, ascii_mode=False)]
+    assert plain[-2:] == [
+        " picks rfa29ef P0: only prefill worker (4500 tokens queued)",
+        "               D0: only decode worker with room (10922 blocks free)",
+    ]

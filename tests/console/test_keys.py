@@ -36,6 +36,7 @@ from cluster.events import (
 )
 from console.actions import ACTIONS, REPLAY
 from console.panels.events import EventsPanel
+from console.panels.line_view import ChoiceLines
 from console.screens.dialog import QuitDialog
 from console.screens.main import MainScreen
 from console.screens.request_detail import detail_lines
@@ -463,6 +464,27 @@ async def test_actions_of_the_palette_alone(tmp_path: Path, events: list[Event])
         assert "FALLBACK on decode-0: prefill_died" in shown.page()
 
 
+async def test_the_palette_follows_a_request_or_the_events_and_changes_colours(
+    tmp_path: Path, events: list[Event]
+) -> None:
+    async with console(tmp_path, events) as shown:
+        await shown.app.run_action("follow_request")
+        await shown.settle()
+        await shown.press(*"zz", "enter")
+        assert "no request that is kept begins with 'zz'" in shown.text
+        await shown.press("backspace", "backspace", *"rd00000", "enter")
+        assert "request rd0000012345" in shown.text
+        await shown.press("escape", "4", "f", "f", *["down"] * 12)
+        assert shown.app.screen.query_one("#events", ChoiceLines).chosen_key
+        await shown.app.run_action("screen.follow")
+        await shown.settle()
+        view = shown.app.screen.query_one("#events", ChoiceLines)
+        assert (view.chosen_key, view.scroll_offset.y, view.has_focus) == ("", 0, True)
+        await shown.app.run_action("change_theme")
+        await shown.press(*"nord", "down", "enter")
+        assert shown.app.theme == "nord"
+
+
 async def test_copies(tmp_path: Path, events: list[Event]) -> None:
     async with console(tmp_path, events) as shown:
         await shown.press("y")
@@ -504,6 +526,7 @@ def test_every_action_is_tried() -> None:
         "sort-invert", "copy", "panel-1", "panel-2", "panel-3", "panel-4", "panel-5", "panel-next", "panel-back",
         "back", "palette", "screenshot", "quit", "interrupt", "handoff",
         "codec-auto", "load-ask", "role", "add-prefill", "add-decode", "remove", "last-fallback", "curl", "run-dir",
+        "follow-request", "follow-events", "theme",
     }  # fmt: skip
     missing = [
         action.id

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from cluster.doctor import MISSING, OK, Check, DoctorReport
 from cluster.events import NoteAdded, WorkerExited
-from cluster.run_dir import RunLock
+from cluster.profile import Profile
+from cluster.run_dir import ClockAnchor, RunInfo, RunLock, write_run_info
 from cluster.run_log import EVENTS_FILE, write_events
 from cluster.summary import write_summary
 from console.cli import main
@@ -64,12 +66,32 @@ def test_runs_are_listed_with_what_became_of_them(home: Path, capsys: pytest.Cap
     finally:
         lock.release()
     assert runs["2026-a"] | {"path": ""} == {
-        "run": "2026-a", "started_wall_at": 1.7e9, "profile": "10gbe", "model": "tiny", "mode": "disagg",
-        "duration_s": 20.0, "finished": 2, "failed": 0, "alive": False, "problem": "", "path": "",
+        "run": "2026-a", "log_of": "2026-a", "started_wall_at": 1.7e9, "profile": "10gbe", "model": "tiny",
+        "mode": "disagg", "duration_s": 20.0, "finished": 2, "failed": 0, "alive": False, "problem": "", "path": "",
     }  # fmt: skip
     assert (runs["2026-b"]["alive"], runs["2026-b"]["finished"]) == (True, 2)
     assert "line 1" in runs["2026-c"]["problem"]
     assert [line.split()[-1] for line in table[1:]] == ["ended", "up", "log"]
+
+
+def test_a_copied_run_is_listed_by_the_directory_that_finds_it(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = RunInfo(
+        run="2026-a", profile=Profile(), versions={}, clock=ClockAnchor(monotonic=0.0, wall=1.7e9), supervisor_pid=1,
+        url="", token_path="",
+    )  # fmt: skip
+    write_run_info(make_run(home, "2026-a"), info)
+    shutil.copytree(home / "runs" / "2026-a", home / "runs" / "before-the-fix")
+    assert main(["runs", "list"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["2026-a", "before-the-fix"]
+    assert [row.split()[-1] for row in rows] == ["ended", "2026-a"]
+    assert "ended, a copy of 2026-a" in rows[1]
+    assert main(["runs", "list", "--json"]) == 0
+    assert [(run["run"], run["log_of"]) for run in document(capsys)["runs"]] == [
+        ("2026-a", "2026-a"), ("before-the-fix", "2026-a"),
+    ]  # fmt: skip
 
 
 def damage(log: Path, *numbers: int) -> None:

@@ -130,6 +130,12 @@ async def test_space_plays_and_pauses(tmp_path: Path) -> None:
         assert "PAUSED" in shown.text
 
 
+async def test_one_task_moves_the_clock(tmp_path: Path) -> None:
+    """A second one would play everything twice as fast as it says."""
+    async with replay(tmp_path, EVENTS) as shown:
+        assert [worker.name for worker in shown.app.workers] == ["feed"]
+
+
 async def test_it_stops_at_the_end_and_plays_from_the_beginning_again(tmp_path: Path) -> None:
     async with replay(tmp_path, EVENTS, at="100%") as shown:
         assert "END" in shown.text
@@ -257,7 +263,7 @@ async def test_damage_hostile_text_and_unknown_kinds_are_survived_and_told(tmp_p
     lines.append(encode_event(NoteAdded(at=1040.0, text="[/bold] [link=x]\x1b]0;own\x07 \u202e[red")) + b"\n")
     async with replay(tmp_path, b"".join(lines) + b'{"type":"note_ad', at="100%", size=(160, 45)) as shown:
         assert shown.app.state.num_events == len(EVENTS) + 1
-        await shown.press("4", "f")
+        await shown.press("4", "f", "z")
         assert "log line 31 passed over" in shown.text
         assert "log line 61 passed over" in shown.text
         assert "\x1b" not in shown.text

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from cluster.events import Event, encode_event
 from cluster.run_log import DamagedLine, decode_line
 from console.feed import LogFeed
-from console.replay_cursor import ReplayCursor, Snapshots
+from console.replay_cursor import ReplayCursor
 from console.replay_log import ReplayLog
+from console.view_snapshot import Snapshots
 from console.view_state import ViewState
 from tests.console.history import story
 from tests.console.plain import plain
@@ -90,7 +91,7 @@ def test_snapshots_are_thinned_and_stay_right(path: Path) -> None:
     place, seen = log.end, set()
     while (place := snapshots.nearest(place - 1)) > 0:
         seen.add(place)
-        assert plain(snapshots.load(place)) == plain(folded(CONTENT[:place]))
+        assert plain(snapshots.load(place)[1]) == plain(folded(CONTENT[:place]))
     assert 0 < len(seen) <= 8
 
 

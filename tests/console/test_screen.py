@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from cluster.events import (
     WorkerExited,
 )
 from console.feed import SLICE_BYTES
+from console.panels.line_view import ChoiceLines
 from console.screens.main import layout_for
 from tests.console.harness import END_OF_STORY, console
 from tests.console.history import numbered, request, start, story
@@ -83,7 +85,7 @@ async def test_160x45_uses_its_room(tmp_path, events) -> None:  # type: ignore[n
             "B* 9.1 MB/s = 3,072 B/token x 2,961 tok/s",
         ):
             assert word in text
-        assert "prefill-0: least queued (0) | decode-0: most free blocks (1245)" in text
+        assert "P0: least queued (0) | D0: most free blocks (1245)" in text
 
 
 async def test_too_small_says_what_it_needs_and_has(tmp_path, events) -> None:  # type: ignore[no-untyped-def]
@@ -238,3 +240,29 @@ async def test_after_the_run_quit_does_not_ask(tmp_path, events) -> None:  # typ
         await shown.pilot.press("q")
         await shown.pilot.pause()
         assert not shown.app.is_running or shown.app._exit
+
+
+@pytest.mark.parametrize("height", [24, 28, 31, 34, 44])
+async def test_toasts_leave_the_verdict_free(tmp_path: Path, events: list[Event], height: int) -> None:
+    async with console(tmp_path, events, (80, height)) as shown:
+        await shown.press("5")
+        shown.app.tell(
+            "drill kill-prefill FAIL: 6/6 finished, 5 fell back, 0 tokens differ, recovered after 3.10 s"
+        )
+        await shown.settle()
+        toast = shown.app.screen.query_one("Toast")
+        verdict = shown.app.screen.query_one("#verdict")
+        assert toast.region.height > 0
+        assert not toast.region.overlaps(verdict.region)
+
+
+async def test_a_long_event_goes_on_in_a_second_line_where_lines_are_long(
+    tmp_path: Path, events: list[Event]
+) -> None:
+    note = NoteAdded(at=END_OF_STORY, text=f"{'word ' * 22}end")
+    async with console(tmp_path, [*events, note], (160, 45)) as shown:
+        assert "word end" in shown.text
+        assert shown.app.screen.query_one("#events", ChoiceLines).key
+        await shown.press("4", "down", "up")
+        await shown.press("f", "f")
+        assert "word" not in shown.text
