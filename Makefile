@@ -5,7 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
-# Bytecode is written at first use; writing all of it at once would double the time to the first token.
+# Bytecode is written at first use; writing all of it at once would double the time to the first token. Where the
+# environment forbids it every process of every cluster compiles torch's sources anew, so what is made here may write it.
+export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTHON ?= python3
 ARGS ?=

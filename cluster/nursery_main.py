@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import fcntl
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -19,7 +20,6 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 
-from cluster import worker_main
 from cluster.nursery_messages import (
     MAX_FDS,
     MAX_MESSAGE_BYTES,
@@ -101,9 +101,21 @@ def _renumber(fds: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _run_worker(link_fd: int) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
-    return asyncio.run(worker_main.run(link_fd))
+def import_worker() -> Callable[[int], int]:
+    """A worker's whole life, with everything imported that it needs. Imported objects stay: the collector, which would
+    walk over all of them again and again, waits until the end."""
+    gc.disable()
+    run = importlib.import_module("cluster.worker_main").run
+    gc.enable()
+    gc.collect()
+    gc.freeze()  # shared pages stay shared: no collection in a worker touches what was imported here
+
+    def run_worker(link_fd: int) -> int:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
+        code: int = asyncio.run(run(link_fd))
+        return code
+
+    return run_worker
 
 
 def main() -> int:
@@ -115,9 +127,7 @@ def main() -> int:
     except ParentGone:
         return 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.collect()
-    gc.freeze()  # shared pages stay shared: no collection in a worker touches what was imported here
-    serve(socket.socket(fileno=fd), _run_worker)
+    serve(socket.socket(fileno=fd), import_worker())
     return 0
 
 

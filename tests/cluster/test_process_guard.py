@@ -89,3 +89,11 @@ def test_guard_loads_nothing_slow() -> None:
 
 def test_supervisor_does_not_import_torch() -> None:
     assert run_python("import sys; import cluster.supervisor_main; print('torch' in sys.modules)") == "False"
+
+
+def test_nursery_imports_a_worker_once_and_collects_again_afterwards() -> None:
+    program = (
+        "import gc, sys; from cluster.nursery_main import import_worker; before = 'torch' in sys.modules;"
+        "import_worker(); print(before, 'torch' in sys.modules, gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    )
+    assert run_python(program) == "False True True True"

@@ -361,6 +361,7 @@ print([each.__qualname__ for each in used if each.stats.cache_misses])
 """
 
 
+@pytest.mark.timeout(300)
 def test_machine_code_is_kept_between_runs() -> None:
     """What a first process compiles, a second one finds: seconds of every start of every worker."""
     runs_of = [
