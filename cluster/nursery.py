@@ -117,8 +117,9 @@ class Nursery:
             await asyncio.wait({self._reading})
         self._lose()
         self._socket.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+        if self._is_ready:  # else it is importing, and hears nothing until that is done
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
         self._process.kill()
         self._process.wait()
 

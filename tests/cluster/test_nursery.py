@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -132,6 +133,24 @@ async def test_a_nursery_that_never_comes_up_is_not_waited_for(tmp_path: Path) -
     with ours, theirs:
         assert await (await made.spawn("child", tmp_path / "log", theirs.fileno(), ())).reap() == 9
     await made.close()
+
+
+async def test_a_nursery_that_is_still_importing_is_not_waited_for_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It hears nothing before its imports are done: a cluster stopped in its first second would last that long."""
+    waited: list[float | None] = []
+    wait = subprocess.Popen.wait
+
+    def record(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waited.append(timeout)
+        return wait(process, timeout)
+
+    made = Nursery.start(FALLBACK, (sys.executable, "-c", "import time; time.sleep(1000)"))
+    monkeypatch.setattr(subprocess.Popen, "wait", record)
+    await made.close()
+    assert waited == [None]  # for one that was killed
+    assert not is_alive(made.pid)
 
 
 def test_a_nursery_and_its_children_die_with_their_supervisor(tmp_path: Path) -> None:
