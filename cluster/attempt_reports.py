@@ -41,14 +41,14 @@ class AttemptReports:
         now: float,
         own_s: float | None,
     ) -> None:
-        """A chunk of the prompt was computed; a few of these a second reach the log, the first one as the start.
+        """A chunk of the prompt was computed; the first one reaches the log, also as the start, then a few a second.
 
         ``own_s``: what of the step was its own; None where other prompts were in it."""
         clock.cached_tokens += progress.num_cached
         clock.compute_s += own_s or 0.0
         clock.is_alone = clock.is_alone and own_s is not None
         if not clock.started_at:
-            clock.started_at = clock.told_at = step_started_at
+            clock.started_at = step_started_at
             self._outbox.emit(
                 PrefillStarted(
                     at=step_started_at,

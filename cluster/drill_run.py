@@ -17,7 +17,7 @@ from cluster.drill_open_faults import OpenFaults
 from cluster.drill_processes import ClusterProcesses
 from cluster.drill_story import DoneFault, DrillFacts
 from cluster.drill_triggers import DueFault, Triggers
-from cluster.events import Event, WorkerStarting, WorkerStats
+from cluster.events import Event, RouterStats, WorkerStarting, WorkerStats
 from cluster.fault_kinds import Fault, command_of
 from cluster.load import model_corpus
 from cluster.run_log import EVENTS_FILE, LogTail
@@ -60,6 +60,7 @@ class DrillRun:
         self._done: list[DoneFault] = []
         self._names: dict[int, str] = {}
         self._stats: dict[str, WorkerStats] = {}
+        self._router_at = 0.0
         self._idle_at: float | None = None
         self._log_grew = asyncio.Event()
         self._memory: dict[str, list[tuple[float, int]]] = {}
@@ -113,11 +114,18 @@ class DrillRun:
         triggers = self._triggers
         assert triggers is not None
         measured_at = 0.0
+        answered_at: float | None = None
         while True:
             now = time.monotonic()
             for due in triggers.due(now, is_healed=self._open_faults.are_over(now)):
                 await self._inject(due, load)
-            if triggers.is_done and load.is_sent_and_answered and self._open_faults.are_over(now):
+            if not load.is_sent_and_answered:
+                answered_at = None
+            elif answered_at is None:
+                answered_at = now
+            elif self._open_faults.are_over(now) and (
+                triggers.is_done or (triggers.is_stuck and self._is_read_until(answered_at))
+            ):
                 return
             if now - measured_at >= MEMORY_EVERY_S:
                 measured_at = now
@@ -164,6 +172,11 @@ class DrillRun:
             await self._log_grew.wait()
         self._idle_at = time.monotonic()
 
+    def _is_read_until(self, at: float) -> bool:
+        """Whatever the router or a worker said before ``at`` has been read from the log."""
+        heard = (self._stats.get(worker_id) for worker_id in self._worker_ids)
+        return self._router_at > at and all(stats is not None and stats.at > at for stats in heard)
+
     def _is_idle(self, worker_id: str, since: float) -> bool:
         stats = self._stats.get(worker_id)
         return (
@@ -198,6 +211,8 @@ class DrillRun:
                         self._names[event.pid] = event.worker_id
                     case WorkerStats():
                         self._stats[event.worker_id] = event
+                    case RouterStats():
+                        self._router_at = event.at
                 self._open_faults.take(event)
                 if self._triggers is not None:
                     self._triggers.take(event)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.drill import ANY_OF_ROLE, HEALED, LINK_TARGET, ROLES, Drill, FaultRule
+from cluster.drill import ANY_OF_ROLE, HEALED, LINK_TARGET, PROCESS_TRIGGERS, ROLES, Drill, FaultRule
 from cluster.drill_story import DISTURBED
 from cluster.events import Event, TokensDelivered
 from cluster.metrics import RunMetrics
@@ -57,6 +57,19 @@ class Triggers:
     def is_done(self) -> bool:
         """Every fault has happened as often as it should."""
         return all(watch.num_fired == watch.rule.times for watch in self._watches)
+
+    @property
+    def is_stuck(self) -> bool:
+        """What is left waits for events of requests: none comes any more once every request was answered."""
+        found = False
+        for watch in self._watches:
+            if watch.num_fired == watch.rule.times:
+                continue
+            is_after_stuck = watch.rule.on == HEALED and found
+            if watch.waiting or (watch.rule.on in (*PROCESS_TRIGGERS, HEALED) and not is_after_stuck):
+                return False
+            found = True
+        return found
 
     def take(self, event: Event) -> None:
         """The next event of the run's log."""

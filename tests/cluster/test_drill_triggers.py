@@ -191,3 +191,19 @@ def test_a_client_that_had_its_answer_is_not_the_one_that_leaves() -> None:
     take(found, *arrived("long", 1), FirstToken(at=103.0, request_id="disturbed-long-1", ttft_ms=1.0))
     assert [fault.client_id for fault in found.due(103.0, is_healed=True)] == ["disturbed/long/1"]
     assert found.is_done
+
+
+def test_a_rule_whose_requests_were_answered_without_its_event_is_stuck() -> None:
+    """As when every prompt was in the prefix cache; so are those that wait for it to be over, and nothing else is."""
+    on_prefill = {"fault": "kill", "target": "prefill", "on": "prefill_progressed", "of": "long"}
+    healed = {"fault": "kill", "target": "router", "on": "healed"}
+    ready = {"fault": "kill", "target": "router", "on": "worker_ready", "worker": "decode-0"}
+    at = {"fault": "kill", "target": "decode-0", "at_s": 9.0}
+    assert triggers(on_prefill, healed).is_stuck
+    assert not triggers(on_prefill, ready).is_stuck
+    assert not triggers(on_prefill, at).is_stuck
+    assert not triggers(healed, on_prefill).is_stuck
+    seen = triggers(on_prefill | {"after_s": 5.0})
+    take(seen, *arrived("long", 0), progressed("long", 0))
+    assert not seen.is_stuck
+    assert not triggers().is_stuck
