@@ -86,6 +86,12 @@ class CodecSelector:
             link = self._link(address)
             return choose_codec(asked, raw_bytes, link, self._rates, allow_lossy=self._allow_lossy)
 
+    def link_bytes_per_s(self, address: Address) -> float | None:
+        """Of the path to ``address``, as far as it is known."""
+        with self._lock:
+            link = self._link(address)
+            return None if link is None else link.bytes_per_s
+
     def _learn(self, address: Address, bytes_per_s: float) -> None:
         before = self._achieved.get(address, bytes_per_s)
         self._achieved[address] = before + _NEW_SHARE * (bytes_per_s - before)

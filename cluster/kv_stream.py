@@ -20,8 +20,11 @@ from transport.sender import KVSender
 MIN_PIECE_BYTES: Final = 64 * 1024
 """Of one layer's keys or values. Sending costs something per frame, so a smaller piece waits for more rows."""
 
-GATHERED_BYTES: Final = 8 * 1024 * 1024
+MAX_GATHERED_BYTES: Final = 8 * 1024 * 1024
 """Of all layers, handed over together while more of the prompt is to come."""
+
+GATHERED_S: Final = 0.05
+"""No more is gathered than the link takes in so long: a slow one that waited for more would not catch up."""
 
 LAST_GATHERED_BYTES: Final = 512 * 1024
 """The same in the last chunk."""
@@ -36,10 +39,20 @@ def least_piece_tokens(rows: KVContract) -> int:
 
 
 class KVStream:
-    """One transfer's data, from the first piece to COMMIT. ``is_bulk``: everything at the end."""
+    """One transfer's data, from the first piece to COMMIT.
+
+    ``is_bulk``: everything at the end. ``link_bytes_per_s``: what is known of the link, None = nothing.
+    """
 
     def __init__(
-        self, sender: KVSender, transfer_id: int, header: KVHeader, rows: Rows, *, is_bulk: bool
+        self,
+        sender: KVSender,
+        transfer_id: int,
+        header: KVHeader,
+        rows: Rows,
+        *,
+        is_bulk: bool,
+        link_bytes_per_s: float | None = None,
     ) -> None:
         self.has_sent = False  # the wire may read blocks of the prompt
         self.first_sent_at = 0.0  # time.monotonic(), of something the receiver does not hold; 0.0 = not yet
@@ -48,6 +61,10 @@ class KVStream:
         self._header = header
         self._rows = rows
         self._is_bulk = is_bulk
+        self._gathered_bytes = float(MAX_GATHERED_BYTES)
+        if link_bytes_per_s is not None:
+            in_time = link_bytes_per_s * GATHERED_S
+            self._gathered_bytes = min(max(in_time, LAST_GATHERED_BYTES), MAX_GATHERED_BYTES)
         self._least_tokens = least_piece_tokens(header)
         self._sent_tokens = [0] * header.num_layers  # handed to the wire, or held by the receiver
         self._written_tokens = [0] * header.num_layers
@@ -70,7 +87,7 @@ class KVStream:
         num_bytes = 2 * sum(waiting[each] for each in pieces) * self._header.token_bytes
         is_last_chunk = end_token == self._header.num_tokens
         is_end = is_last_chunk and layer == self._header.num_layers - 1
-        enough = 1 if is_end else LAST_GATHERED_BYTES if is_last_chunk else GATHERED_BYTES
+        enough = 1 if is_end else LAST_GATHERED_BYTES if is_last_chunk else self._gathered_bytes
         if num_bytes < enough:
             return
         with contextlib.suppress(OutboxFull):  # the link is far behind: later

@@ -121,6 +121,7 @@ class PrefillSide:
             header,
             port.outgoing,
             is_bulk=self._delivery == "bulk" or header.path == "v1",
+            link_bytes_per_s=self._codec_selector.link_bytes_per_s(address),
         )
         self.jobs[key] = PrefillJob(message, sender, transfer_id, header, stream, port, choice.reason)
 

@@ -33,7 +33,7 @@ def loaded() -> LoadedModel:
 @pytest.fixture(autouse=True)
 def every_chunk_is_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_stream, "MIN_PIECE_BYTES", 1)
-    monkeypatch.setattr(kv_stream, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(kv_stream, "MAX_GATHERED_BYTES", 1)
     monkeypatch.setattr(kv_stream, "LAST_GATHERED_BYTES", 1)
 
 

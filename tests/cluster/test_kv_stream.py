@@ -54,10 +54,20 @@ def rows(layer: int, kv: int, start_token: int, num_tokens: int) -> list[memoryv
     return [memoryview(bytes(num_tokens * TOKEN_BYTES))]
 
 
-def make_stream(num_tokens: int, *, is_bulk: bool = False) -> tuple[KVStream, FakeSender]:
+def make_stream(
+    num_tokens: int, *, is_bulk: bool = False, link_bytes_per_s: float | None = None
+) -> tuple[KVStream, FakeSender]:
     sender = FakeSender()
     header = make_header(CONTRACT, num_tokens=num_tokens)
-    return KVStream(sender, 7, header, rows, is_bulk=is_bulk), sender  # type: ignore[arg-type]
+    stream = KVStream(
+        sender,  # type: ignore[arg-type]
+        7,
+        header,
+        rows,
+        is_bulk=is_bulk,
+        link_bytes_per_s=link_bytes_per_s,
+    )
+    return stream, sender
 
 
 def compute(stream: KVStream, end_token: int) -> None:
@@ -71,12 +81,12 @@ LAYER = 2 * kv_stream.MIN_PIECE_BYTES  # LEAST tokens of one layer
 @pytest.fixture
 def ungathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer's piece goes at once, in any chunk."""
-    monkeypatch.setattr(kv_stream, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(kv_stream, "MAX_GATHERED_BYTES", 1)
     monkeypatch.setattr(kv_stream, "LAST_GATHERED_BYTES", 1)
 
 
 def test_layers_go_together_and_in_the_last_chunk_fewer_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_stream, "GATHERED_BYTES", 2 * LAYER)
+    monkeypatch.setattr(kv_stream, "MAX_GATHERED_BYTES", 2 * LAYER)
     monkeypatch.setattr(kv_stream, "LAST_GATHERED_BYTES", LAYER)
     stream, sender = make_stream(2 * LEAST)
     stream.layer_written(0, LEAST)
@@ -93,6 +103,23 @@ def test_layers_go_together_and_in_the_last_chunk_fewer_of_them(monkeypatch: pyt
     assert sender.committed == []
     stream.finish(PREFILL)
     assert (len(sender.calls), sender.committed) == (4, [PREFILL])
+
+
+@pytest.mark.parametrize(
+    ("gathered_bytes", "first_at"),
+    [(2 * LAYER, 2), (2 * LAYER + 1, 3), (3 * LAYER, 3), (9 * LAYER, 6), (1, 1)],
+)
+def test_a_slow_link_gets_what_it_can_take_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, gathered_bytes: int, first_at: int
+) -> None:
+    """Not more than the most, nor less than in a last chunk."""
+    monkeypatch.setattr(kv_stream, "MAX_GATHERED_BYTES", 6 * LAYER)
+    monkeypatch.setattr(kv_stream, "LAST_GATHERED_BYTES", LAYER)
+    stream, sender = make_stream(9 * LEAST, link_bytes_per_s=gathered_bytes / kv_stream.GATHERED_S)
+    written = [(layer, end) for end in (LEAST, 2 * LEAST) for layer in range(LAYERS)]
+    for count, (layer, end) in enumerate(written, start=1):
+        stream.layer_written(layer, end)
+        assert bool(sender.calls) == (count >= first_at)
 
 
 def test_with_the_last_layer_goes_whatever_is_worth_a_frame() -> None:
