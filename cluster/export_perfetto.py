@@ -70,7 +70,10 @@ class _Trace:
             tuple[str, int, int], tuple[str, float]
         ] = {}  # request, attempt, lane -> worker, since
         self._tracks: dict[tuple[int, int], str] = {}
-        self._arrows: set[str] = set()  # that a finished transfer began
+        self._moved: dict[
+            tuple[str, int], Record
+        ] = {}  # request, attempt -> the slice of its finished transfer
+        self._decoded: dict[tuple[str, int], Record] = {}  # ... and of its decode
 
     def fold(self, event: Event) -> None:
         if self._first_at is None:
@@ -117,6 +120,7 @@ class _Trace:
             yield {"ph": "M", "name": "thread_name", "pid": process, "tid": track, "args": {"name": name}}
         yield from clients
         yield from self._records
+        yield from self._arrows()
 
     def _request_event(self, event: Any) -> None:
         match event:
@@ -133,7 +137,7 @@ class _Trace:
                     "wire_bytes": event.wire_bytes,
                     "exposed_ms": event.exposed_s * 1e3,
                 }
-                self._close(event.request_id, event.attempt, _TRANSFER, event.at, facts, is_arrow_start=True)
+                self._close(event.request_id, event.attempt, _TRANSFER, event.at, facts)
             case TransferFailed():
                 self._close(event.request_id, event.attempt, _TRANSFER, event.at, {"failed": event.reason})
             case DecodeAdmitted():
@@ -151,9 +155,7 @@ class _Trace:
     def _begin(self, request_id: str, attempt: int, lane: int, worker_id: str, at: float) -> None:
         self._open[request_id, attempt, lane] = worker_id, at
 
-    def _close(
-        self, request_id: str, attempt: int, lane: int, at: float, facts: Record, is_arrow_start: bool = False
-    ) -> None:
+    def _close(self, request_id: str, attempt: int, lane: int, at: float, facts: Record) -> None:
         worker_id, since = self._open.pop((request_id, attempt, lane), ("", at))
         if not worker_id:  # its beginning is not in the log, or it ended before
             return
@@ -161,14 +163,29 @@ class _Trace:
         place: Record = {"pid": process, "tid": track}
         name = f"{('prefill', 'transfer', 'decode')[lane]} {request_id}"
         args = {"attempt": attempt, **facts}
-        self._records.append(self._slice(name, since, at, args) | place)
-        arrow_id = f"{request_id}/{attempt}"
-        flow: Record = {"name": "KV", "cat": "transfer", "id": arrow_id}
-        if is_arrow_start:  # inside the slice: its end belongs to what comes after it
-            self._records.append(flow | place | {"ph": "s", "ts": max(self._us(since), self._us(at) - 1.0)})
-            self._arrows.add(arrow_id)
-        if lane == _DECODE and arrow_id in self._arrows:
-            self._records.append(flow | place | {"ph": "f", "bp": "e", "ts": self._us(since)})
+        record = self._slice(name, since, at, args) | place
+        self._records.append(record)
+        if lane == _TRANSFER and "wire_bytes" in facts:  # not one that failed
+            self._moved[request_id, attempt] = record
+        elif lane == _DECODE:
+            self._decoded[request_id, attempt] = record
+
+    def _arrows(self) -> Iterator[Record]:
+        """From each finished transfer to the decode it fed.
+
+        Each begins inside the one slice and ends at the beginning of the other, not earlier than it began: the
+        acknowledgement that ends a transfer comes after the decode worker has taken it in. Perfetto drops arrows that
+        go back in time, begin where no slice is, or whose id is not a number.
+        """
+        for number, (attempt, moved) in enumerate(self._moved.items(), start=1):
+            decoded = self._decoded.get(attempt)
+            if decoded is None:
+                continue
+            arrow: Record = {"name": "KV", "cat": "transfer", "id": number}
+            inside = min(moved["ts"] + moved["dur"] - 1.0, decoded["ts"])
+            begin, end = ({key: record[key] for key in ("pid", "tid")} for record in (moved, decoded))
+            yield arrow | begin | {"ph": "s", "ts": max(moved["ts"], round(inside, 3))}
+            yield arrow | end | {"ph": "f", "bp": "e", "ts": decoded["ts"]}
 
     def _close_all(self, event: WorkerExited) -> None:
         for (request_id, attempt, lane), (worker_id, _) in list(self._open.items()):

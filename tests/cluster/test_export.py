@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -190,14 +191,27 @@ def test_trace_leads_an_arrow_from_transfer_to_decode(tmp_path: Path) -> None:
     records = trace_of(tmp_path, *handed_off("a"))
     (start,) = [r for r in records if r["ph"] == "s"]
     (end,) = [r for r in records if r["ph"] == "f"]
-    assert start["id"] == end["id"] == "a/1"
+    assert start["id"] == end["id"] == 1  # a number: Perfetto drops arrows with any other id
     assert start["pid"] != end["pid"]
+    assert start["ts"] <= end["ts"]
     for point in (start, end):  # an arrow is drawn only from and to a slice
         assert any(
             r["ph"] == "X" and r["pid"] == point["pid"] and r["tid"] == point["tid"]
             and r["ts"] <= point["ts"] < r["ts"] + r["dur"]
             for r in records
         )  # fmt: skip
+
+
+def test_an_arrow_does_not_go_back_in_time(tmp_path: Path) -> None:
+    """The acknowledgement, which ends the transfer, comes after decode has begun."""
+    late = [
+        msgspec.structs.replace(event, at=event.at + 0.02) if isinstance(event, TransferCompleted) else event
+        for event in handed_off("a")
+    ]
+    records = trace_of(tmp_path, *late)
+    start, end = (next(r for r in records if r["ph"] == ph) for ph in "sf")
+    assert start["ts"] <= end["ts"]
+    assert start["ts"] >= next(r["ts"] for r in records if r["name"] == "transfer a")
 
 
 def test_a_decode_without_a_transfer_gets_no_arrow(tmp_path: Path) -> None:
