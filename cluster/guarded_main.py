@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from cluster.process_guard import ParentGone, die_with_parent, pin_to
+from cluster.python_program import PYTHON_MODULE
 
 
 def guarded_command(module: str, parent_pid: int, cpus: tuple[int, ...]) -> list[str]:
@@ -26,7 +27,7 @@ def guarded_program(program: Sequence[str], parent_pid: int, cpus: tuple[int, ..
 def _guard(parent_pid: int, cpus: tuple[int, ...]) -> list[str]:
     numbers = ",".join(map(str, cpus))
     return [
-        *(sys.executable, "-m", "cluster.guarded_main"),
+        *(*PYTHON_MODULE, "cluster.guarded_main"),
         *("--parent", str(parent_pid), "--cpus", numbers),
     ]
 

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import psutil
 
+from cluster.python_program import NOTHING_FROM_HERE
+
 PROCESS_MODULES: Final = (
     "cluster.supervisor_main",
     "cluster.nursery_main",
@@ -51,7 +53,7 @@ def ask_torch(python: str = sys.executable) -> dict[str, Any]:
     """Version, threads and devices, from a process of its own: torch is slow to import. Raises ProbeError."""
     try:
         done = subprocess.run(
-            [python, "-c", _TORCH_QUESTION],
+            [python, NOTHING_FROM_HERE, "-c", _TORCH_QUESTION],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

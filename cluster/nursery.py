@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,9 +29,10 @@ from cluster.nursery_messages import (
     decode_answer,
     encode_request,
 )
+from cluster.python_program import PYTHON_MODULE
 from cluster.spawner import LIBRARY_SETTINGS, Spawned, Spawner
 
-NURSERY_COMMAND: Final = (sys.executable, "-m", "cluster.nursery_main")
+NURSERY_COMMAND: Final = (*PYTHON_MODULE, "cluster.nursery_main")
 READY_TIMEOUT_S: Final = 30.0
 MAX_RESTARTS: Final = 3
 

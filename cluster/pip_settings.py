@@ -7,13 +7,13 @@ import ast
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cluster.http_source import FetchError
+from cluster.python_program import PYTHON_MODULE
 
 _SECTIONS: Final = (":env:", "download", "install", "global")
 """Sections of pip's configuration, the first that has an option wins."""
@@ -34,7 +34,7 @@ class PipSettings:
 
 def ask_pip(arguments: Sequence[str]) -> str | None:
     """What pip prints; None if it is not installed or fails."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    command = [*PYTHON_MODULE, "pip", "--disable-pip-version-check", *arguments]
     environment = os.environ | {"COLUMNS": "1000"}  # one option a line in its help
     try:
         ran = subprocess.run(

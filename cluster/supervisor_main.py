@@ -14,9 +14,10 @@ from typing import Final
 
 from cluster.nursery import Nursery
 from cluster.process_guard import become_subreaper, keep_from_children
+from cluster.python_program import PYTHON_MODULE
 from cluster.spawner import ProgramSpawner
 
-WORKER_COMMAND: Final = (sys.executable, "-m", "cluster.worker_main")
+WORKER_COMMAND: Final = (*PYTHON_MODULE, "cluster.worker_main")
 
 
 def main() -> int:

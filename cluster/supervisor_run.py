@@ -10,12 +10,13 @@ from cluster.control import CommandSent, Detach, Detached, Ping, Pong, Superviso
 from cluster.events import NoteAdded
 from cluster.json_stream import JsonStream, StreamError
 from cluster.nursery import Nursery
+from cluster.python_program import PYTHON_MODULE
 from cluster.spawner import ProgramSpawner
 from cluster.summary import write_summary
 from cluster.supervisor import Supervisor
 
 DETACHED: Final = "the console detached; the cluster goes on without one"
-ROUTER_COMMAND: Final = (sys.executable, "-m", "cluster.router_main")
+ROUTER_COMMAND: Final = (*PYTHON_MODULE, "cluster.router_main")
 
 
 async def supervise(parent_fd: int, nursery: Nursery) -> int:

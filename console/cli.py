@@ -110,21 +110,27 @@ def _top_parser() -> argparse.ArgumentParser:
 def _guarded(run: Callable[[], int]) -> int:
     """Errors that a user can cause end as one line on stderr and an exit code, never as a traceback."""
     try:
-        code = run()
-        sys.stdout.flush()
-        return code
+        return _flushed(run)
     except (ProfileError, RunDirError) as error:
         return _complain(str(error), EXIT_USAGE)
     except UserError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except SystemExit as stop:  # argparse, after --help and --version
-        return stop.code if isinstance(stop.code, int) else 0
     except BrokenPipeError:
         # The reader (head, less) has enough. Nothing more may be written, not even at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _flushed(run: Callable[[], int]) -> int:
+    """Its exit code, with all that it said out of this process; what cannot go out raises here and not at the end."""
+    try:
+        code = run()
+    except SystemExit as stop:  # argparse, after --help and --version
+        code = stop.code if isinstance(stop.code, int) else 0
+    sys.stdout.flush()
+    return code
 
 
 def _complain(message: str, exit_code: int) -> int:

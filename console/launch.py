@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -28,6 +27,7 @@ from cluster.control import (
 )
 from cluster.json_stream import JsonStream, StreamError
 from cluster.log_lines import last_lines
+from cluster.python_program import PYTHON_MODULE
 from console.errors import UserError
 from console.signals import Outcome, Signals
 
@@ -76,7 +76,7 @@ class SupervisorClient:
         log.parent.mkdir(mode=0o700, exist_ok=True)
         with theirs, log.open("ab") as output:
             process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
+                [*PYTHON_MODULE, module, "--fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -2,12 +2,18 @@
 garbage collector leaves alone what was imported and collected before the first test: it stays to the end."""
 
 import gc
+import os
+from pathlib import Path
 
 from hypothesis import settings
 
 settings.register_profile("pdconsole", deadline=None)
 settings.load_profile("pdconsole")
 gc.disable()
+_ROOT = str(Path(__file__).parent.parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
+"""The program's processes import nothing from their working directory; some tests put a program of their own among
+them."""
 
 
 def pytest_collection_finish() -> None:

@@ -138,9 +138,9 @@ def test_the_spec_s_secret_is_not_in_argv(tmp_path: Path) -> None:
             await client.stop("")
 
     words = asyncio.run(command_line())
-    assert words[1:4] == ["-m", MODULE, "--fd"]
-    assert len(words) == 5
-    assert words[4].isdigit()
+    assert words[1:5] == ["-P", "-m", MODULE, "--fd"]
+    assert len(words) == 6
+    assert words[5].isdigit()
 
 
 def test_last_lines_of_missing_empty_and_long_files(tmp_path: Path) -> None:

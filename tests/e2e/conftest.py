@@ -168,11 +168,11 @@ def running_cluster(pdconsole_home: Path, tmp_path: Path) -> Iterator[Callable[.
             raise
 
 
-def run_pdconsole(*argv: str, timeout_s: float = 60.0) -> Ended:
+def run_pdconsole(*argv: str, timeout_s: float = 60.0, cwd: Path = ROOT) -> Ended:
     """One ``pdconsole`` command from start to end."""
     ran = subprocess.run(
         [*PDCONSOLE, *argv],
-        cwd=ROOT,
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

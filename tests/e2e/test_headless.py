@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +57,37 @@ def test_a_timed_run_prints_one_json_document_that_adds_up(running_cluster: Star
     assert [worker["held_blocks"] for worker in summary["workers"]] == [0, 0]
     assert cluster.wait_for(RunStopped).orphans == 0
     assert "cluster READY" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (
+            "up",
+            "--headless",
+            "--model",
+            "synthetic:nano",
+            "--port",
+            "0",
+            "--duration",
+            "1",
+            "--load",
+            "steady",
+        ),
+        ("bench", "transport", "--quick", "--no-steps", "--sizes", "1MB", "--rates", "none"),
+    ],
+    ids=["up", "bench"],
+)
+def test_nothing_is_imported_from_the_working_directory(
+    tmp_path: Path, pdconsole_home: Path, command: tuple[str, ...]
+) -> None:
+    """Files there are called as modules are that some process needs: theirs must be found, and these never run."""
+    for name in ("html", "random", "torch", "numba", "cluster", "engine"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
+    script = Path(sys.executable).with_name("pdconsole")
+    ran = subprocess.run([script, *command], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert "EXITED exit code 1" not in ran.stderr
 
 
 def test_a_port_in_use_is_told_in_one_line_and_leaves_nothing(
