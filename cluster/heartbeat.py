@@ -7,10 +7,10 @@ PING_INTERVAL_S: Final = 0.5
 
 
 class Heartbeats:
-    """Judges silence, and does not mistake the supervisor's own pause for everybody else's death.
+    """Judges silence, and does not mistake the judge's own pause for everybody else's death.
 
-    When a tick comes late (the machine slept, the supervisor was stopped), the answers of that time are still unread:
-    silence counts from that tick on.
+    When a tick comes late (the machine slept, the judging process was stopped), the answers of that time are still
+    unread: silence counts from that tick on.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -34,14 +34,16 @@ from cluster.spawner import LIBRARY_SETTINGS, Spawned, Spawner
 
 NURSERY_COMMAND: Final = (*PYTHON_MODULE, "cluster.nursery_main")
 READY_TIMEOUT_S: Final = 30.0
+ANSWER_TIMEOUT_S: Final = 5.0
+"""Forking and reaping an ended process take milliseconds: a nursery that does not answer for so long hangs."""
 MAX_RESTARTS: Final = 3
 
 
 class Nursery:
     """A Spawner. ``fallback`` makes the process where the nursery cannot.
 
-    A nursery that dies is started again, at most ``MAX_RESTARTS`` times; ``on_death`` (to be set by the owner) is told
-    in one line.
+    A nursery that hangs when it is asked is killed. One that dies is started again, at most ``MAX_RESTARTS`` times;
+    ``on_death`` (to be set by the owner) is told in one line.
     """
 
     def __init__(self, fallback: Spawner, command: Sequence[str]) -> None:
@@ -131,9 +133,14 @@ class Nursery:
         except OSError:
             return None
         self._waiting.append(future)
+        process = self._process
         try:
-            return await future
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await future
         except ConnectionError:
+            return None
+        except TimeoutError:
+            process.kill()  # its end is told as any other's
             return None
 
     async def _read_for_ever(self) -> None:

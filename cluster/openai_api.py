@@ -288,6 +288,8 @@ DONE: Final = b"data: [DONE]\n\n"
 
 def error_body(error: ApiError) -> bytes:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
+    if error.status == 429:
+        kind = "rate_limit_error"
     said = {"message": error.message, "type": kind, "param": error.param, "code": error.status}
     return msgspec.json.encode({"error": said})
 

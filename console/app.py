@@ -109,10 +109,14 @@ class ConsoleApp(TerminalApp, inherit_bindings=False):
 
     def on_mount(self) -> None:
         self.end_on_signals()
-        self._main.show_drill(read_verdict(self._events_path.parent))
+        self._main.show_drill(self.last_verdict())
         self.run_worker(self.feed.run(), name="feed", exit_on_error=True)
         self.set_interval(self._refresh_s, self.tick)
         self.call_after_refresh(self.tick)
+
+    def last_verdict(self) -> DrillVerdict | None:
+        """Of the last drill that is over."""
+        return read_verdict(self._events_path.parent)
 
     # --- drawing -------------------------------------------------------------------------------------------------
 

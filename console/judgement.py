@@ -149,9 +149,15 @@ class ModeBook:
         if not self.disturbed.overlap(done.at - done.duration_s, done.at):
             self.transfers.append(done)
 
-    def moved_tokens_per_s(self) -> float | None:
-        """Tokens whose KV was moved per second of busy wire, median of the newest transfers; None before the first."""
-        rates = sorted(done.tokens / done.busy_s for done in self.transfers if done.busy_s > 0)
+    def moved_tokens_per_s(self, link_tokens_per_s: float | None = None) -> float | None:
+        """Tokens whose KV was moved per second of busy wire, median of the newest transfers; None before the first.
+
+        ``link_tokens_per_s``: what the link carries of uncompressed KV. A shaper may let a first burst through at once;
+        no transfer is believed to have been faster than the link.
+        """
+        rates = sorted(
+            done.tokens / _wire_s(done, link_tokens_per_s) for done in self.transfers if done.busy_s > 0
+        )
         return percentile(rates, 0.5) if rates else None
 
     def newest_load(self) -> str:
@@ -197,7 +203,7 @@ def _judge_transfer(
     book: ModeBook, prefill_tokens_per_s: float, rho: float | None, link_tokens_per_s: float | None
 ) -> str:
     promised = f"rho {format_ratio(rho)}" if rho is not None else "rho not known"
-    moved = book.moved_tokens_per_s()
+    moved = book.moved_tokens_per_s(link_tokens_per_s)
     if moved is None or prefill_tokens_per_s <= 0:
         expected = "" if rho is None else f": transfer should {'win' if rho > 1 else 'lose'}"
         return f"{promised}{expected}; no transfer measured yet"
@@ -218,6 +224,13 @@ def _judge_transfer(
         f"{verdict}: {moved:,.0f} tok/s moved, {prefill_tokens_per_s:,.0f} computed; {promised}; "
         f"exposed {format_ms(percentile(exposed, 0.5))} (n {len(exposed)})"
     )
+
+
+def _wire_s(done: TransferCompleted, link_tokens_per_s: float | None) -> float:
+    """How long the wire had to do with it, by the socket and at least by the link's rate."""
+    if not link_tokens_per_s or not done.raw_bytes:
+        return done.busy_s
+    return max(done.busy_s, done.tokens * done.wire_bytes / done.raw_bytes / link_tokens_per_s)
 
 
 def _judge_modes(book: ModeBook, mode: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from cluster.control import (
     SupervisorStopped,
     SupervisorUp,
 )
+from cluster.heartbeat import PING_INTERVAL_S, Heartbeats
 from cluster.json_stream import JsonStream, StreamError
 from cluster.log_lines import last_lines
 from cluster.python_program import PYTHON_MODULE
@@ -35,7 +36,6 @@ SUPERVISOR_MODULE: Final = "cluster.supervisor_main"
 STOP_MARGIN_S: Final = 10.0
 """Beyond the profile's own grace: writing the summary, removing the links."""
 
-PING_INTERVAL_S: Final = 0.5
 SILENCE_LIMIT_S: Final = 5.0
 
 _LIFELINE_WAIT_S: Final = 3.0
@@ -178,12 +178,16 @@ class SupervisorClient:
     async def _watch(self) -> None:
         """A supervisor that is stopped or stuck supervises nothing: end it, and the cluster with it."""
         seq = 0
+        heartbeats = Heartbeats(
+            SILENCE_LIMIT_S
+        )  # which forgives what passed while this process was stopped itself
         while not self.is_gone:
             await asyncio.sleep(PING_INTERVAL_S)
+            silent = heartbeats.silent({"supervisor": self._heard_at}, time.monotonic())
             if isinstance(self._answer, SupervisorUp):  # before that its start has limits of its own
                 seq += 1
                 self._stream.send(Ping(seq=seq))
-                if time.monotonic() - self._heard_at > SILENCE_LIMIT_S:
+                if silent:
                     self._fault = f"it did not answer for {SILENCE_LIMIT_S:g} s and was killed"
                     self._process.kill()
                     return

@@ -17,6 +17,7 @@ from cluster.control import Command, CommandDone
 from console.actions import REPLAY, Action, bindings, footer_text
 from console.app import TOAST_S, ConsoleApp
 from console.config import Config
+from console.drill_verdict import PASS, DrillVerdict, read_verdict
 from console.own_cost import OwnCost
 from console.replay_bar import bar_line
 from console.replay_clock import GO_TO_HINT, ReplayClock
@@ -92,6 +93,9 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
             [(mark.at - track.zero_at, mark.letter) for mark in track.log.marks] for track in tracks
         ]
 
+        self._verdicts = [_verdict_of(track.log) for track in tracks]
+        self._verdict = self.last_verdict()
+
     @property
     def now(self) -> float:
         return self.replay.tracks[self._shown].zero_at + self.replay.clock.position_s
@@ -117,9 +121,17 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
         elif self._compare is not None and self._compare in self.screen_stack:
             self._draw_both(self._compare)
         else:
+            if self.last_verdict() != self._verdict:
+                self._verdict = self.last_verdict()
+                self._screen.show_drill(self._verdict)
             super().draw(charts=charts)
             self._screen.show_name(self._run_names[self._shown])
             self._show_bar()
+
+    def last_verdict(self) -> DrillVerdict | None:
+        """The one that the run's directory has, from the moment on at which it was said."""
+        verdict, at = self._verdicts[self._shown]
+        return verdict if self.now >= at else None
 
     def own_cost(self) -> OwnCost:
         return replace(super().own_cost(), replay=True)
@@ -253,6 +265,16 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
             self.size.width, word=word, speed=clock.speed, position_s=clock.position_s, length_s=clock.length_s,
             marks=self._marks[self._shown], note=note, ascii_mode=self.has_class("-ascii"),
         )  # fmt: skip
+
+
+def _verdict_of(log: ReplayLog) -> tuple[DrillVerdict | None, float]:
+    """The run's last verdict and when it was said: by a note where the cluster went on, else with the log's end."""
+    verdict = read_verdict(log.path.parent)
+    if verdict is None:
+        return None, log.last_at
+    word = "PASS" if verdict.verdict == PASS else "FAIL"
+    said = [mark.at for mark in log.marks if f"drill {verdict.drill} {word}: " in mark.text]
+    return verdict, said[-1] if said else log.last_at
 
 
 async def _refuse(command: Command) -> CommandDone:

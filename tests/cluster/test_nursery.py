@@ -135,6 +135,25 @@ async def test_a_nursery_that_never_comes_up_is_not_waited_for(tmp_path: Path) -
     await made.close()
 
 
+async def test_a_nursery_that_hangs_is_killed_when_it_is_asked(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the end of no worker would ever be told, and none would be started again."""
+    monkeypatch.setattr("cluster.nursery.ANSWER_TIMEOUT_S", 0.3)
+    told: list[str] = []
+    nursery.on_death = told.append
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = await nursery.spawn("child", tmp_path / "log", theirs.fileno(), ())
+        hung = nursery.pid
+        os.kill(hung, signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(child.reap(), 20) == -signal.SIGKILL
+    await until(lambda: bool(told), "the nursery's end")
+    assert f"pid {hung}, exit code -9" in told[0]
+    await until(lambda: not nursery.is_pending, "the next nursery")
+
+
 async def test_a_nursery_that_is_still_importing_is_not_waited_for_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

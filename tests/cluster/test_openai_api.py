@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.openai_api import ApiError, ApiRequest, Replies, parse_request
+from cluster.openai_api import ApiError, ApiRequest, Replies, error_body, parse_request
 from engine.model_ids import resolve_model
 from engine.tokenizer import load_tokenizer
 
@@ -117,3 +117,11 @@ def test_first_chat_chunk_carries_role_and_text_together() -> None:
     first, second = (json.loads(replies.chunk(text)[6:]) for text in ("x", "y"))
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": "x"}
     assert second["choices"][0]["delta"] == {"content": "y"}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")],
+)
+def test_an_error_says_whose_fault_it_is(status: int, kind: str) -> None:
+    assert json.loads(error_body(ApiError(status, "no")))["error"]["type"] == kind

@@ -1,6 +1,7 @@
 """The console's end of the parent link, against real processes that answer, refuse, die or do not listen."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import msgspec
@@ -124,6 +125,21 @@ async def test_detach_is_refused_by_one_that_does_not_answer_or_is_gone(
     await client.stop("")
     assert not await client.detach()
     assert not is_running(client.pid)
+
+
+async def test_a_console_that_was_stopped_itself_blames_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by ctrl+z and fg: what the supervisor said meanwhile is still to be read."""
+    monkeypatch.setattr(launch, "SILENCE_LIMIT_S", 1.2)
+    client = await launched(tmp_path, "obey")
+    await client.wait_up()
+    for _ in range(2):
+        time.sleep(2.0)  # noqa: ASYNC251 - nothing runs in this process, as while it is stopped
+        done = await client.send_command(AddNote(text="on"))
+        await asyncio.sleep(1.0)  # its next looks at the supervisor
+        assert (done.ok, client.is_gone) == (True, False)
+    await client.stop("")
 
 
 def test_the_spec_s_secret_is_not_in_argv(tmp_path: Path) -> None:

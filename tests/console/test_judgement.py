@@ -245,7 +245,21 @@ def test_transfers_far_below_the_link_are_said_to_be() -> None:
         "transfer LOSES by 2.0x, computing again is faster: 1,000 tok/s moved, 2,000 computed; "
         "rho 10 by the link alone, of which transfers reach 0.05; exposed 20 ms (n 3)"
     )
-    assert "for raw KV, of which transfers move 2.0x" in judge(book, "disagg", 800.0, 0.62, 500.0).transfer
+
+
+def test_transfers_move_no_more_than_the_link_carries_but_for_their_codec() -> None:
+    """A shaper lets a first burst through at once: by the socket's time alone a small transfer beats any link."""
+    raw, halved = ModeBook(), ModeBook()
+    for book, codec, wire_bytes in ((raw, "raw", 2), (halved, "int8", 1)):
+        book.add_transfer(
+            TransferCompleted(
+                at=1000.0, request_id="r", attempt=1, from_worker="prefill-0", to_worker="decode-0", codec=codec,
+                tokens=1000, raw_bytes=2, wire_bytes=wire_bytes, duration_s=1.0, exposed_s=0.02, busy_s=0.1,
+            )
+        )  # fmt: skip
+    assert "500 tok/s moved, 800 computed; rho 0.62; " in judge(raw, "disagg", 800.0, 0.62, 500.0).transfer
+    assert "1,000 tok/s moved" in judge(halved, "disagg", 800.0, 0.62, 500.0).transfer
+    assert "for raw KV, of which transfers move 2.0x" in judge(halved, "disagg", 800.0, 0.62, 500.0).transfer
 
 
 def test_transfers_over_another_link_are_forgotten() -> None:

@@ -10,11 +10,12 @@ from textual.pilot import Pilot
 
 from cluster.events import Event, NoteAdded, encode_event
 from cluster.run_log import write_events
+from console.drill_verdict import VERDICT_FILE
 from console.replay_app import ReplayApp
 from console.replay_compare import CompareScreen
 from console.replay_log import ReplayLog
 from console.screens.help import HelpScreen
-from tests.console.history import KILL_AT_S, story
+from tests.console.history import KILL_AT_S, numbered, story
 from tests.console.plain import plain
 from tests.console.test_replay_cursor import folded
 
@@ -59,9 +60,13 @@ class Replay:
 
 @asynccontextmanager
 async def replay(
-    tmp_path: Path, *runs: Iterable[Event] | bytes, size: tuple[int, int] = (80, 24), at: str | None = "0"
+    tmp_path: Path,
+    *runs: Iterable[Event] | bytes,
+    size: tuple[int, int] = (80, 24),
+    at: str | None = "0",
+    verdict: bytes = b"",
 ) -> AsyncIterator[Replay]:
-    """Paused at ``at``."""
+    """Paused at ``at``; ``verdict`` lies beside the first run's log."""
     logs = []
     for number, events in enumerate(runs):
         path = tmp_path / f"run-{number}" / "events.jsonl"
@@ -70,6 +75,8 @@ async def replay(
             path.write_bytes(events)
         else:
             write_events(path, events)
+        if verdict and not number:
+            (path.parent / VERDICT_FILE).write_bytes(verdict)
         logs.append(ReplayLog(path))
     exported = list[str]()
 
@@ -274,3 +281,24 @@ async def test_q_leaves_without_asking(tmp_path: Path) -> None:
         await shown.pilot.press("q")
         await shown.pilot.pause()
     assert shown.app.return_code == 0
+
+
+VERDICT = b'{"drill": "burst", "verdict": "pass", "headline": "all is well"}'
+
+
+@pytest.mark.parametrize("has_note", [True, False])
+async def test_a_verdict_is_shown_from_when_it_was_said(tmp_path: Path, has_note: bool) -> None:
+    """Never one from the future, though the run's directory has it from the start."""
+    said = NoteAdded(at=EVENTS[0].at + 20.0, text="drill burst PASS: all is well")
+    events = numbered([*EVENTS, said] if has_note else EVENTS)
+    async with replay(tmp_path, events, size=(160, 45), at="19", verdict=VERDICT) as shown:
+        panel = shown.app._screen._verdict
+        assert panel.drill is None
+        await shown.press("g")
+        await shown.type("21")
+        assert (panel.drill is not None) == has_note
+        await shown.press("end")
+        assert panel.drill is not None
+        assert "burst PASS" in shown.text
+        await shown.press("home")
+        assert panel.drill is None
