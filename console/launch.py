@@ -178,9 +178,8 @@ class SupervisorClient:
     async def _watch(self) -> None:
         """A supervisor that is stopped or stuck supervises nothing: end it, and the cluster with it."""
         seq = 0
-        heartbeats = Heartbeats(
-            SILENCE_LIMIT_S
-        )  # which forgives what passed while this process was stopped itself
+        heartbeats = Heartbeats(SILENCE_LIMIT_S)  # forgives what passed while this process was stopped itself
+        heartbeats.silent({}, time.monotonic())
         while not self.is_gone:
             await asyncio.sleep(PING_INTERVAL_S)
             silent = heartbeats.silent({"supervisor": self._heard_at}, time.monotonic())

@@ -17,6 +17,8 @@ from cluster.control import (
     CommandSent,
     Detach,
     Detached,
+    Ping,
+    Pong,
     StartFailed,
     StopCluster,
     SupervisorSpec,
@@ -56,6 +58,8 @@ def main() -> None:
         if isinstance(message, Detach) and behaviour != "deaf":
             detached = True
             send(Detached())
+        if isinstance(message, Ping) and behaviour != "deaf":
+            send(Pong(seq=message.seq))
         if not isinstance(message, CommandSent):
             continue
         match message.command:
