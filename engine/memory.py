@@ -1,6 +1,8 @@
 """What an engine takes of memory, by its configuration alone, and what is free. Imports no torch, allocates nothing."""
 
 import ctypes
+import functools
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +19,9 @@ RUNTIME_BYTES: Final = 215 * 2**20
 Of a worker forked from a process that had imported all this, on x86-64 Linux with the CPU build of torch 2.13; one that
 imports it itself holds 75 MiB more, all of it file pages that such processes share.
 """
+
+CUDA_LIBRARIES_BYTES: Final = 155 * 2**20
+"""What a CUDA build of torch adds to that on a machine without a GPU: the libraries it links with are loaded anyway."""
 
 KERNELS_BYTES: Final = 53 * 2**20
 """The compiler's libraries and the compiled kernels, where there are any for the model."""
@@ -85,7 +90,17 @@ def _runtime_bytes(config: EngineConfig, model: ModelConfig, dtype: str) -> int:
     has_unit = not cpu_flags().isdisjoint({"amx_bf16", "avx512_bf16"})
     is_compiled = compiled and config.block_size % 16 == 0 and has_unit
     has_products = _is_on_cpu(config) and dtype == "bfloat16" and not is_compiled
-    return RUNTIME_BYTES + compiled * KERNELS_BYTES + has_products * BFLOAT16_PRODUCTS_BYTES
+    libraries_bytes = CUDA_LIBRARIES_BYTES if has_cuda_build() else 0
+    return RUNTIME_BYTES + libraries_bytes + compiled * KERNELS_BYTES + has_products * BFLOAT16_PRODUCTS_BYTES
+
+
+@functools.cache
+def has_cuda_build() -> bool:
+    """Whether the torch that is installed was built for CUDA."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    return (Path(found.origin).parent / "lib" / "libtorch_cuda.so").exists()
 
 
 def has_compiled_kernels(config: EngineConfig, model: ModelConfig) -> bool:

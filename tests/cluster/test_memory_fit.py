@@ -7,6 +7,7 @@ from cluster.engine_settings import engine_config
 from cluster.memory_fit import fitted, memory_problem, with_kv_cache, worker_plan
 from cluster.profile import ClusterSection, EngineSection, ModelSection, Profile
 from cluster.start_refused import StartRefused
+from engine import memory
 from engine.model_ids import resolve_model
 
 GIB = 2**30
@@ -52,7 +53,8 @@ def test_auto_without_room_is_refused_with_the_numbers() -> None:
     )
 
 
-def test_pools_that_do_not_fit_are_refused_with_the_numbers() -> None:
+def test_pools_that_do_not_fit_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "has_cuda_build", lambda: False)
     plan = worker_plan(profile("4GiB"), NANO)
     assert fitted(profile("4GiB"), 2 * plan.total_bytes) == profile("4GiB")
     with pytest.raises(StartRefused) as refused:
@@ -62,6 +64,14 @@ def test_pools_that_do_not_fit_are_refused_with_the_numbers() -> None:
     assert message.startswith("2 workers take up to 8.4 GiB (each KV pool 4.0 GiB, weights 1.1 MiB, ")
     assert message.endswith("; 8.4 GiB of memory are free; make engine.kv_cache smaller")
     assert "\n" not in message
+
+
+def test_a_cuda_build_of_torch_counts_with_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = {}
+    for has_cuda in (False, True):
+        monkeypatch.setattr(memory, "has_cuda_build", lambda has_cuda=has_cuda: has_cuda)
+        totals[has_cuda] = worker_plan(profile("4GiB"), NANO).total_bytes
+    assert totals[True] - totals[False] == memory.CUDA_LIBRARIES_BYTES
 
 
 def test_one_worker_is_said_in_the_singular() -> None:
