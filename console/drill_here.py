@@ -23,7 +23,7 @@ from cluster.profile import Profile
 from cluster.run_dir import RunDirError, RunInfo, read_run_info
 from cluster.run_log import EVENTS_FILE, RunLogError, read_events
 from console.drill_command import DrillPlan, verdict_document
-from console.drill_verdict import VERDICT_FILE, DrillVerdict, read_verdict
+from console.drill_verdict import VERDICT_FILE, DrillVerdict, end_of_drill, read_verdict
 from console.operator_commands import DRILL_GROUP, OperatorApp
 from console.screens.pick_drill import PickDrill
 from console.view_state import ViewState
@@ -76,7 +76,7 @@ class DrillHere:
         except DRILL_ERRORS as error:
             self._app.tell(f"Drill {drill.name}: {error}", ok=False)
         else:
-            self._app.tell(f"drill {drill.name} {_word(verdict)}: {verdict.headline}")
+            self._app.tell(_said(drill, verdict))
         finally:
             self.running = ""
             self._app.show_drill(read_verdict(self._run_dir))
@@ -89,7 +89,7 @@ class DrillHere:
         self._say(drill, "begins")
         await self._app.send_command(AddNote(text=f"drill {drill.name} begins"))
         verdict = await self._run(drill, worker_ids)
-        await self._app.send_command(AddNote(text=f"drill {drill.name} {_word(verdict)}: {verdict.headline}"))
+        await self._app.send_command(AddNote(text=_said(drill, verdict)))
         return verdict
 
     def _say(self, drill: Drill, text: str) -> None:
@@ -130,8 +130,8 @@ class DrillHere:
         return verdict
 
 
-def _word(verdict: Verdict) -> str:
-    return "PASS" if verdict.is_pass else "FAIL"
+def _said(drill: Drill, verdict: Verdict) -> str:
+    return end_of_drill(drill.name, is_pass=verdict.is_pass) + verdict.headline
 
 
 def differences(drill: Drill, profile: Profile) -> list[str]:

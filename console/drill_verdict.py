@@ -33,6 +33,11 @@ class DrillVerdict(msgspec.Struct, frozen=True):
         return sum(1 for line in self.expectations if line.ok)
 
 
+def end_of_drill(drill: str, *, is_pass: bool) -> str:
+    """How the note begins that tells in the log, and on the screen, how a drill ended."""
+    return f"drill {drill} {'PASS' if is_pass else 'FAIL'}: "
+
+
 def read_verdict(run_dir: Path) -> DrillVerdict | None:
     """The last drill's verdict; None where there is none, or none that can be read."""
     try:

@@ -17,7 +17,7 @@ from cluster.control import Command, CommandDone
 from console.actions import REPLAY, Action, bindings, footer_text
 from console.app import TOAST_S, ConsoleApp
 from console.config import Config
-from console.drill_verdict import PASS, DrillVerdict, read_verdict
+from console.drill_verdict import PASS, DrillVerdict, end_of_drill, read_verdict
 from console.own_cost import OwnCost
 from console.replay_bar import bar_line
 from console.replay_clock import GO_TO_HINT, ReplayClock
@@ -272,8 +272,8 @@ def _verdict_of(log: ReplayLog) -> tuple[DrillVerdict | None, float]:
     verdict = read_verdict(log.path.parent)
     if verdict is None:
         return None, log.last_at
-    word = "PASS" if verdict.verdict == PASS else "FAIL"
-    said = [mark.at for mark in log.marks if f"drill {verdict.drill} {word}: " in mark.text]
+    end = end_of_drill(verdict.drill, is_pass=verdict.verdict == PASS)
+    said = [mark.at for mark in log.marks if end in mark.text]
     return verdict, said[-1] if said else log.last_at
 
 

@@ -30,7 +30,7 @@ from cluster.events import (
 from cluster.request_filter import RequestFilter
 from cluster.run_log import DamagedLine
 from console.chart_marks import mark_letter
-from console.event_kinds import REQUEST_KINDS, is_of_request, is_of_worker
+from console.event_kinds import is_of_request, is_of_worker
 from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, subject
 from console.judgement import Judgement, judge
 from console.request_book import RequestBook
@@ -173,7 +173,6 @@ class ViewState:
             self._take(event)
 
     def _take(self, event: Event) -> None:
-        kind = type(event)
         if is_of_request(event):
             self.requests.fold(event)
             if type(event) is RequestDispatched:
@@ -184,9 +183,9 @@ class ViewState:
             self.topology.fold(event)
             if type(event) is WorkerExited and event.role == ROUTER:
                 self.requests.router_lost(event.at)
-        elif kind not in REQUEST_KINDS:
+        elif not is_of_request(event):
             self._fold_run(event)
-        if kind not in SILENT:
+        if type(event) not in SILENT:
             self._tell(event)
 
     def _tell(self, event: Event) -> None:
