@@ -14,6 +14,7 @@ from textual.command import Provider
 from textual.screen import Screen
 
 from console.actions import LIVE, actions_of, bindings
+from console.collector import COLLECT_S, Collector
 from console.commands import CommandSink, SendCommand
 from console.config import Config
 from console.detail_pages import DetailPages
@@ -102,6 +103,7 @@ class ConsoleApp(TerminalApp, inherit_bindings=False):
         self._interrupted_at = -SECOND_INTERRUPT_S
         self._frozen_now = 0.0
         self._cpu = CpuMeter()
+        self._collector = Collector()
         self.set_class(ascii_only, "-ascii")
 
     def get_default_screen(self) -> Screen[None]:
@@ -112,7 +114,12 @@ class ConsoleApp(TerminalApp, inherit_bindings=False):
         self._main.show_drill(self.last_verdict())
         self.run_worker(self.feed.run(), name="feed", exit_on_error=True)
         self.set_interval(self._refresh_s, self.tick)
+        self._collector.start()
+        self.set_interval(COLLECT_S, self._collector.collect)
         self.call_after_refresh(self.tick)
+
+    def on_unmount(self) -> None:
+        self._collector.stop()
 
     def last_verdict(self) -> DrillVerdict | None:
         """Of the last drill that is over."""

@@ -1,12 +1,15 @@
 """Measures the console under a flood of events: how far behind it falls, what it costs, what memory it takes.
 
     python -m tests.console.feed_rate [--events-per-s N] [--seconds S] [--size 160x45]
+    python -m tests.console.feed_rate --hours H [--requests-per-s R]
 
 A process of its own appends the events of a busy run to a log, each when its time has come; the console draws them.
+With ``--hours`` it appends as fast as it can, and what counts is whether the console's memory stays where it is.
 """
 
 import argparse
 import asyncio
+import os
 import resource
 import subprocess
 import sys
@@ -14,6 +17,8 @@ import tempfile
 import time
 from itertools import takewhile
 from pathlib import Path
+
+import psutil
 
 from cluster.control import Command, CommandDone
 from cluster.events import encode_event
@@ -41,6 +46,31 @@ def write(path: Path, events_per_s: float, seconds: float) -> None:
                 file.flush()
                 time.sleep(0.05)
             file.write(line)
+
+
+def write_hours(path: Path, hours: float, requests_per_s: float) -> None:
+    """At once, with the times of a run that lasts so long."""
+    events = takewhile(lambda event: event.at < 1000.0 + hours * 3600, long_run(requests_per_s))
+    with path.open("wb") as file:
+        for event in events:
+            file.write(encode_event(event) + b"\n")
+
+
+async def measure_memory(
+    app: ConsoleApp, path: Path, writer: "subprocess.Popen[bytes]", size: tuple[int, int]
+) -> None:
+    """Prints what the console holds after every hour of the log, until all of it is read."""
+    process = psutil.Process()
+    async with app.run_test(size=size):
+        hour = 0
+        while writer.poll() is None or app.feed.log_bytes < os.stat(path).st_size:
+            await asyncio.sleep(0.05)
+            if app.state.num_events and app.state.last_at >= 1000.0 + (hour + 1) * 3600:
+                hour = int((app.state.last_at - 1000.0) / 3600)
+                held_mib = process.memory_info().rss / 2**20
+                print(f"after {hour} h: {app.state.num_events:,} events, {held_mib:.0f} MiB", flush=True)
+        held_mib = process.memory_info().rss / 2**20
+    print(f"at the end: {app.state.num_events:,} events, {held_mib:.0f} MiB")
 
 
 async def measure(
@@ -83,20 +113,32 @@ def main() -> int:
     parser.add_argument("--events-per-s", type=float, default=5000.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--size", default="160x45")
+    parser.add_argument("--hours", type=float)
+    parser.add_argument("--requests-per-s", type=float, default=5.0)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.write is not None and args.hours is not None:
+        write_hours(args.write, args.hours, args.requests_per_s)
+        return 0
     if args.write is not None:
         write(args.write, args.events_per_s, args.seconds)
         return 0
     width, height = map(int, args.size.split("x"))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, EVENTS_FILE)
-        app = ConsoleApp(path, _send, lambda wanted: Path(directory, wanted), "flood")
+        app = ConsoleApp(
+            path,
+            _send,
+            lambda wanted: Path(directory, wanted),
+            "flood",
+            clock=time.monotonic if args.hours is None else lambda: app.state.last_at,
+        )
+        path.touch()
         writer = subprocess.Popen(
-            [sys.executable, "-m", "tests.console.feed_rate", "--write", str(path),
-             "--events-per-s", str(args.events_per_s), "--seconds", str(args.seconds)]
-        )  # fmt: skip
-        asyncio.run(measure(app, path, writer, (width, height)))
+            [sys.executable, "-m", "tests.console.feed_rate", "--write", str(path), *sys.argv[1:]]
+        )
+        wanted = measure if args.hours is None else measure_memory
+        asyncio.run(wanted(app, path, writer, (width, height)))
     return 0
 
 
