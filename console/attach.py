@@ -11,7 +11,7 @@ from pathlib import Path
 from console.console_options import add_console_arguments, console_options, with_config
 from console.errors import EXIT_ENVIRONMENT, UserError
 from console.running_run import find_running
-from console.tty import is_terminal
+from console.tty import why_no_screen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> int:
     if is_elsewhere and not args.run.startswith(("http://", "https://")):
         raise UserError(f"{args.run!r} is not a URL of a router; allowed: http://HOST:PORT")
     found = None if is_elsewhere else find_running(args.run)
-    if not is_terminal():
+    if why := why_no_screen():
         raise UserError(
-            "attach needs a terminal; without one see: pdconsole runs show, GET /events", EXIT_ENVIRONMENT
+            f"attach needs a terminal, but {why}; without one see: pdconsole runs show, GET /events",
+            EXIT_ENVIRONMENT,
         )
     module = importlib.import_module("console.attached")  # Textual takes its time to import
     options = with_config(console_options(args))

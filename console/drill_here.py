@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from cluster.atomic_file import write_atomically
-from cluster.control import AddNote, SupervisorSpec
+from cluster.control import AddNote, SetLoad, SupervisorSpec
 from cluster.drill import DRILL_PROFILE, Drill
 from cluster.drill_file import DrillError, builtin_drills, check_targets, load_drill
 from cluster.drill_judge import Verdict, judge
@@ -32,6 +32,8 @@ from engine.model_ids import ModelError
 
 NOT_JUDGED: Final = ("orphans",)
 """Only a cluster that was stopped can be judged by these."""
+QUIET_WITHIN_S: Final = 60.0
+LOOK_EVERY_S: Final = 0.1
 _NOT_NEEDED: Final = ("router.port",)
 
 
@@ -51,9 +53,8 @@ class DrillHere:
 
     def choose(self, state: ViewState) -> None:
         """Ask which drill, and run it."""
-        if self.running or state.loads:
-            what = f"{self.running} is running" if self.running else "a load is running; s stops it"
-            self._app.tell(f"Drills: {what}", ok=False)
+        if self.running:
+            self._app.tell(f"Drills: {self.running} is running; x stops it", ok=False)
             return
         self._workers = [w.worker_id for w in state.topology.by_role() if w.role != ROUTER]
         try:
@@ -62,7 +63,10 @@ class DrillHere:
         except DRILL_ERRORS as error:
             self._app.tell(f"Drills: {error}", ok=False)
         else:
-            self._app.push_screen(PickDrill(drills, partial(differences, profile=profile)), self._chosen)
+            before = f"first: the load {state.load_names} is stopped and drained" if state.loads else ""
+            self._app.push_screen(
+                PickDrill(drills, partial(differences, profile=profile), before), self._chosen
+            )
 
     def _chosen(self, drill: Drill | None) -> None:
         if drill is not None:
@@ -72,6 +76,7 @@ class DrillHere:
     async def _tell_run(self, drill: Drill) -> None:
         self.running = drill.name
         try:
+            await self._quieten(drill)
             verdict = await self.run(drill, self._workers)
         except DRILL_ERRORS as error:
             self._app.tell(f"Drill {drill.name}: {error}", ok=False)
@@ -80,6 +85,19 @@ class DrillHere:
         finally:
             self.running = ""
             self._app.show_drill(read_verdict(self._run_dir))
+
+    async def _quieten(self, drill: Drill) -> None:
+        """Stop the load and wait for what still runs: a drill judges its own requests. Raises DrillError."""
+        state = self._app.state
+        if state.loads:
+            await self._app.send_command(SetLoad(name="", cause=f"drill {drill.name}"))
+        self._say(drill, "waits until no request runs")
+        give_up_at = time.monotonic() + QUIET_WITHIN_S
+        while state.loads or state.requests.live:
+            if time.monotonic() > give_up_at:
+                running = f"{len(state.requests.live)} requests still run after {QUIET_WITHIN_S:.0f} s"
+                raise DrillError(f"{running}; stop what sends them (and go on, if the view is frozen)")
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def run(self, drill: Drill, worker_ids: list[str]) -> Verdict:
         """The whole drill on a cluster with these workers; notes in the log say when it began and how it ended.

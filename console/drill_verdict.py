@@ -1,5 +1,6 @@
 """A drill's verdict as its run's directory keeps it (``verdict.json``), to be shown beside the run."""
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -7,6 +8,7 @@ import msgspec
 
 VERDICT_FILE: Final = "verdict.json"
 PASS: Final = "pass"
+_END: Final = re.compile(r"drill \S+ (PASS|FAIL): ")
 
 
 class JudgedLine(msgspec.Struct, frozen=True):
@@ -36,6 +38,11 @@ class DrillVerdict(msgspec.Struct, frozen=True):
 def end_of_drill(drill: str, *, is_pass: bool) -> str:
     """How the note begins that tells in the log, and on the screen, how a drill ended."""
     return f"drill {drill} {'PASS' if is_pass else 'FAIL'}: "
+
+
+def is_end_of_drill(note: str) -> bool:
+    """Whether a note begins so."""
+    return _END.match(note) is not None
 
 
 def read_verdict(run_dir: Path) -> DrillVerdict | None:

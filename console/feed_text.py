@@ -113,12 +113,16 @@ _OperatorEvent = (
 
 
 class Line(NamedTuple):
-    """Of an event. ``level``: info | good | warn | bad. ``routine`` lines show only under their own category."""
+    """Of an event. ``level``: info | good | warn | bad. ``routine`` lines show only under their own category.
+
+    Lines with the same ``flood`` ("" = none) that come close together become one with their number.
+    """
 
     category: str
     text: str
     level: str = "info"
     routine: bool = False
+    flood: str = ""
 
 
 def feed_line(event: Event) -> Line | None:
@@ -292,6 +296,7 @@ def _request_line(event: _RequestEvent) -> Line:
                 REQUESTS,
                 f"{short_id(event.request_id) or 'a request'} rejected {event.status}: {event.reason}",
                 "warn",
+                flood=f"rejected {event.status}",
             )
         case RequestCancelled():
             return Line(REQUESTS, f"{short_id(event.request_id)} client left in {event.phase}", "warn")

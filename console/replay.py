@@ -10,7 +10,7 @@ import importlib
 from cluster.run_dir import find_run
 from console.console_options import add_ascii_argument, console_options, with_config
 from console.errors import EXIT_ENVIRONMENT, UserError
-from console.tty import is_terminal
+from console.tty import why_no_screen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The app's exit code. Raises UserError for a run that cannot be read, or where no terminal is."""
     records = [find_run(name) for name in (args.run, args.other) if name is not None]
-    if not is_terminal():
+    if why := why_no_screen():
         raise UserError(
-            "replay needs a terminal; without one see: pdconsole runs show, pdconsole export",
+            f"replay needs a terminal, but {why}; without one see: pdconsole runs show, pdconsole export",
             EXIT_ENVIRONMENT,
         )
     # Textual takes its time to import, and a wrong name should not have to wait for it.

@@ -4,9 +4,13 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from console.text_format import format_clock
+
 SPEEDS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 _CLOCK: Final = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+(?:\.\d*)?)")
+_SLACK_S: Final = 1.0
+"""How far behind the end still means the end: what is typed is mostly whole seconds."""
 _RELATIVE: Final = re.compile(r"([+-])\s*(\d+(?:\.\d*)?)\s*(s|m|h)?")
 _PERCENT: Final = re.compile(r"(\d+(?:\.\d*)?)\s*%")
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -56,13 +60,15 @@ def parse_go_to(text: str, clock: ReplayClock, kinds: Sequence[str]) -> float | 
     text = text.strip().lower()
     if found := _CLOCK.fullmatch(text):
         hours, minutes, seconds = found.groups()
-        return int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(seconds)
+        if (minutes and float(seconds) >= 60) or (hours and int(minutes) >= 60):
+            raise ValueError(f"{text!r} is no time; minutes and seconds behind a colon are below 60")
+        return _within(int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(seconds), text, clock)
     if found := _RELATIVE.fullmatch(text):
         sign, amount, unit = found.groups()
         by_s = float(amount) * _UNIT_S[unit or "s"]
         return clock.position_s + (by_s if sign == "+" else -by_s)
     if found := _PERCENT.fullmatch(text):
-        return clock.length_s * float(found[1]) / 100
+        return _within(clock.length_s * float(found[1]) / 100, text, clock)
     wanted = re.sub(r"[\s-]+", "_", text)
     fitting = [kind for kind in kinds if kind == wanted] or [
         kind for kind in kinds if kind.startswith(wanted)
@@ -72,3 +78,10 @@ def parse_go_to(text: str, clock: ReplayClock, kinds: Sequence[str]) -> float | 
     if wanted and fitting:
         raise ValueError(f"{text!r} fits {len(fitting)} kinds of events: {', '.join(fitting)}")
     raise ValueError(f"{text!r} is no place in the run; allowed: {GO_TO_HINT}")
+
+
+def _within(position_s: float, text: str, clock: ReplayClock) -> float:
+    """Raises ValueError for a place behind the end of the run."""
+    if position_s > clock.length_s + _SLACK_S:
+        raise ValueError(f"{text!r} is behind the end of the run, which lasts {format_clock(clock.length_s)}")
+    return position_s

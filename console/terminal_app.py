@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from functools import partial
@@ -22,7 +23,8 @@ class TerminalApp(App[None], inherit_bindings=False):
     """``crash`` is the line for the operator after an error; its traceback goes to ``crash_log``."""
 
     def __init__(self, crash_log: Path) -> None:
-        super().__init__(driver_class=ConsoleDriver)
+        # Textual turns colours into greys for NO_COLOR, unless they are the terminal's own: then it leaves them out.
+        super().__init__(driver_class=ConsoleDriver, ansi_color=True if "NO_COLOR" in os.environ else None)
         self.crash = ""
         self._crash_log = crash_log
 

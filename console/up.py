@@ -1,11 +1,12 @@
 """Start a cluster: router, prefill and decode workers as real processes on this machine.
 
-In a terminal the console opens; with --headless, --json, or when stdin, stdout or stderr is not a terminal, the
-cluster runs without it.
+In a terminal the console opens; with --headless, --json, TERM=dumb, or when stdin, stdout or stderr is not a
+terminal, the cluster runs without it.
 """
 
 import argparse
 import importlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from cluster.profile import Profile, ProfileError, builtin_profiles, load_profil
 from cluster.run_dir import make_run_dir
 from console.console_options import add_console_arguments, console_options, with_config
 from console.errors import UserError
-from console.tty import is_terminal
+from console.tty import why_no_screen
 from console.up_plan import UpPlan
 from engine.model_ids import ModelError, resolve_model
 
@@ -121,12 +122,15 @@ def run(args: argparse.Namespace) -> int:
         resolve_model(profile.model.id)
     except ModelError as error:
         raise UserError(f"--model: {error}") from error
-    headless = args.headless or args.json or not is_terminal()
+    why_headless = why_no_screen()
+    headless = bool(args.headless or args.json or why_headless)
     if args.duration is not None and not headless and not args.detach:
         raise UserError("--duration needs --headless; the console runs until you quit it")
     if args.detach and (args.headless or args.json or args.duration is not None):
         raise UserError("--detach goes without --headless, --json and --duration: nobody is there for them")
     options = console_options(args)
+    if why_headless and not (args.headless or args.json or args.detach) and sys.stderr.isatty():
+        print(f"pdconsole: no screen, {why_headless}; headless", file=sys.stderr)
     kind = "detached" if args.detach else "headless" if headless else "interactive"
     if kind == "interactive":
         options = with_config(options)

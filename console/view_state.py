@@ -18,6 +18,7 @@ from cluster.events import (
     LoadStopped,
     ModeChanged,
     ModelDescribed,
+    NoteAdded,
     RequestDispatched,
     RunReady,
     RunStarted,
@@ -30,6 +31,7 @@ from cluster.events import (
 from cluster.request_filter import RequestFilter
 from cluster.run_log import DamagedLine
 from console.chart_marks import mark_letter
+from console.drill_verdict import is_end_of_drill
 from console.event_kinds import is_of_request, is_of_worker
 from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, subject
 from console.judgement import Judgement, judge
@@ -40,16 +42,31 @@ from console.worker_view import ROUTER, Topology
 KEPT_LINES: Final = 500
 KEPT_MARKS: Final = 200
 KEPT_PICKS: Final = 8
+KEPT_DRILLS: Final = 20
+FLOOD_S: Final = 10.0
+"""Lines of one flood that come within that time of its first are one."""
 
 
 class FeedEntry(NamedTuple):
-    """A line of the feed; ``number`` counts all lines of the run. It is about a request, a process, or neither ("")."""
+    """A line of the feed; ``number`` counts all lines of the run. It is about a request, a process, or neither ("").
+
+    ``times`` and ``until`` are of a flood: how many lines are told as this one, and when the last of them came.
+    """
 
     number: int
     at: float
     line: Line
     request_id: str = ""
     worker_id: str = ""
+    times: int = 1
+    until: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """As it is shown."""
+        if self.times == 1:
+            return self.line.text
+        return f"{self.line.text} ({self.times} in {self.until - self.at:.1f} s)"
 
 
 class FeedLog:
@@ -60,10 +77,14 @@ class FeedLog:
         self.count = 0
 
     def add(self, at: float, line: Line, request_id: str = "", worker_id: str = "") -> FeedEntry:
-        entry = FeedEntry(self.count, at, line, request_id, worker_id)
-        self.count += 1
-        self._kinds.setdefault((line.category, line.routine), deque(maxlen=KEPT_LINES)).append(entry)
-        return entry
+        entries = self._kinds.setdefault((line.category, line.routine), deque(maxlen=KEPT_LINES))
+        if line.flood and entries and entries[-1].line.flood == line.flood and at - entries[-1].at < FLOOD_S:
+            newest = entries[-1]
+            entries[-1] = newest._replace(times=newest.times + 1, until=max(at, newest.until, newest.at))
+        else:
+            entries.append(FeedEntry(self.count, at, line, request_id, worker_id))
+            self.count += 1
+        return entries[-1]
 
     def newest(self, wanted: str, limit: int = KEPT_LINES, text: str = "") -> list[FeedEntry]:
         """At most ``limit`` entries of one tab (feed_text.FILTERS) that hold ``text`` (lower case), newest first."""
@@ -103,6 +124,7 @@ class ViewState:
         self.feed = FeedLog()
         self.marks: deque[Mark] = deque(maxlen=KEPT_MARKS)
         self.picks: deque[RequestDispatched] = deque(maxlen=KEPT_PICKS)
+        self.drills: deque[NoteAdded] = deque(maxlen=KEPT_DRILLS)  # how each ended
         self.last_at = 0.0
         self.num_events = 0
 
@@ -232,6 +254,8 @@ class ViewState:
                 self.handoff = event.handoff
             case LinkTuned():
                 self.tuned = event
+            case NoteAdded() if is_end_of_drill(event.text):
+                self.drills.append(event)
             case LoadStarted():
                 self.loads[event.name] = event.detail
                 self.last_load = event.name

@@ -63,9 +63,9 @@ def _entry_lines(state: ViewState, entry: FeedEntry, width: int) -> list[Text]:
     """One line; what does not fit goes on in a second one where lines are long."""
     stamp = f"{format_stamp(state.since_start(entry.at)):>7} "
     room = max(width - len(stamp), 0)
-    texts = [entry.line.text]
-    if width >= WRAP_WIDTH and len(entry.line.text) > room:
-        texts = textwrap.wrap(entry.line.text, room, max_lines=2, placeholder=" ~")
+    texts = [entry.text]
+    if width >= WRAP_WIDTH and len(entry.text) > room:
+        texts = textwrap.wrap(entry.text, room, max_lines=2, placeholder=" ~")
     style = LEVEL_STYLES[entry.line.level]
     heads = [stamp, " " * len(stamp)]
     return [

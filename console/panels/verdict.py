@@ -5,7 +5,7 @@ from typing import Final
 
 from rich.text import Text
 
-from console.drill_verdict import PASS, DrillVerdict
+from console.drill_verdict import PASS, DrillVerdict, end_of_drill
 from console.fallback_ledger import LedgerRow
 from console.judgement import MIXED, OPEN, PAYS, PAYS_NOT
 from console.palette import BAD, GOOD, WARN
@@ -52,6 +52,8 @@ def verdict_lines(
     }
     if wanted == ALL:
         return [line for lines in parts.values() for line in lines]
+    if wanted == "drill":
+        parts[wanted] += _earlier_drills(state, drill, width)
     return parts[wanted] or [Text(f" no {wanted} in this run yet", "dim")]
 
 
@@ -72,6 +74,19 @@ def _drill(drill: DrillVerdict | None, width: int) -> list[Text]:
         lines += _styled(text, width, style)
     met = "   ".join(f"ok {line.text}" for line in drill.expectations if line.ok)
     return [*lines, *_styled(f" {met}", width, GOOD)]
+
+
+def _earlier_drills(state: ViewState, drill: DrillVerdict | None, width: int) -> list[Text]:
+    """How those before it ended, newest first."""
+    ended = list(reversed(state.drills))
+    if drill is not None and drill.verdict and ended and ended[0].text.startswith(f"drill {drill.drill} "):
+        ended.pop(0)
+    lines = []
+    for note in ended:
+        is_pass = note.text.startswith(end_of_drill(note.text.split()[1], is_pass=True))
+        stamp = format_stamp(state.since_start(note.at))
+        lines += _styled(f" earlier, {stamp}: {note.text}", width, GOOD if is_pass else BAD)
+    return lines
 
 
 def _judgement(state: ViewState, width: int) -> list[Text]:

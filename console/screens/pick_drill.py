@@ -22,14 +22,17 @@ _BESIDE_CELLS: Final = 10
 
 
 class PickDrill(Dialog[Drill]):
-    """Dismisses with the drill under the cursor (enter, or ``d`` again), or None."""
+    """Dismisses with the drill under the cursor (enter, or ``d`` again), or None. ``before`` is what happens first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("d", "run_it", "Run")]
 
-    def __init__(self, drills: Sequence[Drill], differences: Callable[[Drill], Sequence[str]]) -> None:
+    def __init__(
+        self, drills: Sequence[Drill], differences: Callable[[Drill], Sequence[str]], before: str = ""
+    ) -> None:
         super().__init__()
         self._drills = drills
         self._differences = differences
+        self._before = before
         self._about = Static("", markup=False)
 
     @property
@@ -59,7 +62,9 @@ class PickDrill(Dialog[Drill]):
         about.append(f"expects {clean(expected)}\n", "dim")
         found = self._differences(drill)
         if found:
-            about.append(f"this cluster differs: {clean('; '.join(found))}", WARN)
+            about.append(f"this cluster differs: {clean('; '.join(found))}\n", WARN)
+        if self._before:
+            about.append(clean(self._before), WARN)
         self._about.update(about)
 
     def on_option_list_option_selected(self) -> None:

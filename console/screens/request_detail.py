@@ -21,7 +21,10 @@ _PART_FILLS = "-#=+*:"
 class RequestDetail(Dialog[None]):
     """Stays up to date while the request goes on."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("q,enter", "dismiss_empty", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,enter", "dismiss_empty", "Close"),
+        Binding("question_mark,f1", "app.help", "Help", id="help"),
+    ]
 
     def __init__(self, request_id: str, *, ascii_mode: bool) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class RequestDetail(Dialog[None]):
     def draw(self, state: ViewState, now: float) -> None:
         view = self._view
         request = state.requests.get(self._request_id)
-        view.border_title = titled(f"request {clean(self._request_id)}   escape back")
+        view.border_title = titled(f"request {clean(self._request_id)}   escape back   ? keys")
         if request is None:
             view.show([Text("no longer kept: only the newest ended requests are")])
         elif view.size.width:
@@ -67,7 +70,7 @@ def detail_lines(
     for number in sorted(request.attempts):
         lines.extend((Text(), *_attempt_lines(state, request, request.attempts[number])))
     lines.extend((Text(), *_text_lines(request, width), Text(), Text("history", "bold")))
-    for at, text in request.story:
+    for at, text in sorted(request.story, key=lambda step: step[0]):  # told by several processes
         lines.append(Text(f" {format_stamp(state.since_start(at)):>7} {_since(at, request)}  {clean(text)}"))
     return [part for line in lines for part in _wrapped(line, width)]
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 
 from console.actions import LOG, bindings, page_hint
 from console.held_blocks import HeldBlocks
@@ -33,7 +33,10 @@ class WorkerPage(Dialog[None]):
     ``fetch`` None: there is no running cluster to ask who holds blocks.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings(page=LOG)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(page=LOG),
+        Binding("question_mark,f1", "app.help", "Help", id="help"),
+    ]
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ def test_a_console_is_not_opened_with_settings_that_are_wrong(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file.write_text("[console]\ntheme = 'pink'\n")
-    monkeypatch.setattr("console.up.is_terminal", lambda: True)
+    monkeypatch.setattr("console.up.why_no_screen", lambda: "")
     assert main(["up"]) == 2
     assert "console.theme is 'pink'" in capsys.readouterr().err
     assert not (file.parent / "runs").exists()

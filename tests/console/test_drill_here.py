@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+from cluster.control import AddNote, SetLoad
 from cluster.drill_file import load_drill
-from cluster.events import Event, LoadStopped
+from cluster.events import Event, LoadStopped, NoteAdded, RequestCancelled, encode_event
 from cluster.profile import load_profile
 from cluster.run_dir import ClockAnchor, RunInfo, write_run_info
 from console.drill_here import differences
@@ -46,11 +47,41 @@ async def test_drills_are_offered_with_what_they_promise(tmp_path: Path) -> None
         assert shown.cluster.commands == []
 
 
-async def test_a_drill_waits_for_the_load_to_stop(tmp_path: Path) -> None:
-    async with console(tmp_path, story()) as shown:
+async def test_a_drill_stops_the_load_and_waits_for_its_requests(tmp_path: Path) -> None:
+    write_run_info(tmp_path, run_info(tmp_path))
+    async with console(tmp_path, story(), (120, 40)) as shown:
+        running = list(shown.app.state.requests.live)
+        assert running
         await shown.press("d")
-        await shown.wait_for("Drills: a load is running; s stops it")
-        assert isinstance(shown.app.screen, MainScreen)
+        await shown.wait_for("first: the load steady is stopped and drained")
+        await shown.pilot.press("d")
+        while not shown.cluster.commands:
+            await shown.pilot.pause(0.01)
+        shown.app.draw()
+        await shown.wait_for("RUNNING: waits until no request runs")
+        assert shown.cluster.commands == [SetLoad(name="", cause="drill burst")]
+        at = shown.app.state.last_at
+        ended = [RequestCancelled(at=at, request_id=it, phase="decode") for it in running]
+        with shown.path.open("ab") as file:
+            for event in (LoadStopped(at=at, name="steady"), *ended):
+                file.write(encode_event(event) + b"\n")
+        await shown.app.feed.read_available()
+        while len(shown.cluster.commands) < 2:
+            await shown.pilot.pause(0.01)
+        assert shown.cluster.commands[1] == AddNote(text="drill burst begins")
+
+
+async def test_how_earlier_drills_ended_stays_in_their_tab(tmp_path: Path) -> None:
+    notes = [
+        NoteAdded(at=1030.0, text="drill burst PASS: 6/6 finished"),
+        NoteAdded(at=1031.0, text="drill cut FAIL: 1 answer was wrong"),
+        NoteAdded(at=1032.0, text="drill PASS without a name"),
+    ]
+    async with console(tmp_path, [*story(), *notes], (120, 40)) as shown:
+        await shown.press("5", "f", "f")
+        await shown.wait_for("earlier, 00:31.0: drill cut FAIL: 1 answer was wrong")
+        assert "earlier, 00:30.0: drill burst PASS: 6/6 finished" in shown.text
+        assert "earlier, 00:32" not in shown.text
 
 
 async def test_a_run_without_its_description_has_no_drills(tmp_path: Path) -> None:

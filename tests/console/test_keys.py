@@ -24,11 +24,14 @@ from cluster.control import (
 )
 from cluster.events import (
     CodecChanged,
+    DecodeAdmitted,
     Event,
     FaultInjected,
     LoadStopped,
     ModeChanged,
     ModelDescribed,
+    PrefillStarted,
+    RequestArrived,
     RunReady,
     RunStarted,
     WorkerDraining,
@@ -38,10 +41,11 @@ from console.actions import ACTIONS, REPLAY
 from console.panels.events import EventsPanel
 from console.panels.line_view import ChoiceLines
 from console.screens.dialog import QuitDialog
+from console.screens.help import HelpScreen
 from console.screens.main import MainScreen
 from console.screens.request_detail import detail_lines
 from tests.console.harness import END_OF_STORY, Console, console
-from tests.console.history import story
+from tests.console.history import start, story
 
 
 @pytest.fixture(scope="module")
@@ -283,6 +287,32 @@ async def test_request_detail_sums_its_ttft(tmp_path: Path, events: list[Event])
             "attempt 1  P0>D0", "failed   peer_closed", "attempt 2  D0", "FALLBACK on decode-0: prefill_died",
         ):  # fmt: skip
             assert text in told
+
+
+@pytest.mark.parametrize("opens", [("2", "enter"), ("1", "down", "enter")])
+@pytest.mark.parametrize("key", ["question_mark", "f1"])
+async def test_a_page_has_help_too(
+    tmp_path: Path, events: list[Event], opens: tuple[str, ...], key: str
+) -> None:
+    async with console(tmp_path, events) as shown:
+        await shown.press(*opens)
+        page = shown.app.screen
+        await shown.press(key)
+        assert isinstance(shown.app.screen, HelpScreen)
+        await shown.press("escape")
+        assert shown.app.screen is page
+
+
+async def test_a_requests_history_is_in_the_order_of_time(tmp_path: Path) -> None:
+    late = [
+        RequestArrived(at=1010.0, request_id="r1", prompt_tokens=1, max_tokens=1),
+        DecodeAdmitted(at=1012.0, request_id="r1", attempt=1, worker_id="decode-0", verified_at=1011.9),
+        PrefillStarted(at=1011.0, request_id="r1", attempt=1, worker_id="prefill-0"),
+    ]
+    async with console(tmp_path, [*start(), *late]) as shown:
+        await shown.press("2", "enter")
+        page = shown.page()
+        assert page.index("arrived") < page.index("prefill started") < page.index("admitted to decode")
 
 
 async def test_logs_follow_their_file(tmp_path: Path, events: list[Event]) -> None:

@@ -40,7 +40,7 @@ def test_the_speed_stays_within_its_steps(clock: ReplayClock) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("0", 0.0), ("7", 7.0), ("1:23", 83.0), ("1:02:03.5", 3723.5), ("+30", 90.0), ("-2m", -60.0),
+        ("0", 0.0), ("7", 7.0), ("1:23", 83.0), ("1:40.9", 100.9), ("+30", 90.0), ("-2m", -60.0),
         ("+ 0.5 h", 1860.0),         ("50%", 50.0), (" 12.5 % ", 12.5), ("fell_back", "fell_back"),
         ("Fell back", "fell_back"), ("fell", "fell_back"),
         ("run-ready", "run_ready"), ("fault_h", "fault_healed"),
@@ -59,11 +59,20 @@ def test_what_can_be_typed(clock: ReplayClock, text: str, place: float | str) ->
         ("", "'' is no place"),
         ("-", "'-' is no place"),
         ("nan", "'nan' is no place"),
+        ("1:60", "'1:60' is no time; minutes and seconds"),
+        ("1:60:00", "'1:60:00' is no time"),
+        ("1:42", "'1:42' is behind the end of the run, which lasts 00:01:40"),
+        ("1:02:03.5", "'1:02:03.5' is behind the end"),
+        ("102%", "'102%' is behind the end"),
     ],
 )
 def test_what_cannot(clock: ReplayClock, text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match="^" + complaint.replace("(", r"\(")):
         parse_go_to(text, clock, KINDS)
+
+
+def test_hours_can_be_typed() -> None:
+    assert parse_go_to("1:02:03.5", ReplayClock(7200.0), KINDS) == 3723.5
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])

@@ -130,10 +130,14 @@ async def test_states_are_words_without_colour(tmp_path, events, monkeypatch) ->
         assert "decode-0   - down" in shown.text
         assert "signal 9" in shown.text
         drawn = [segment.style for strip in shown.app.screen._compositor.render_strips() for segment in strip]
-        colours = {
-            style.color.get_truecolor() for style in drawn if style is not None and style.color is not None
-        }
-        assert all(colour.red == colour.green == colour.blue for colour in colours)
+        colours = [
+            colour
+            for style in drawn
+            if style is not None
+            for colour in (style.color, style.bgcolor)
+            if colour
+        ]
+        assert {colour.name for colour in colours} == {"default"}
 
 
 async def test_markup_and_control_characters_in_data_are_harmless(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -179,20 +179,22 @@ def test_a_replay_gives_the_terminal_back(shown: Shown) -> None:
     assert shown.afterwards == ""
 
 
-def test_is_terminal_needs_all_three(tmp_path: Path) -> None:
+def test_is_terminal_needs_all_three_and_a_terminal_that_can_place_text(tmp_path: Path) -> None:
     assert not is_terminal() or sys.__stdin__ is not None
     code = "from console.tty import is_terminal; import sys; sys.exit(is_terminal())"
     master, slave = pty.openpty()
     try:
-        for streams, expected in (
-            ((slave, slave, slave), 1),
-            ((slave, slave, None), 0),
-            ((None, slave, slave), 0),
+        for streams, term, expected in (
+            ((slave, slave, slave), "xterm", 1),
+            ((slave, slave, slave), "dumb", 0),
+            ((slave, slave, None), "xterm", 0),
+            ((None, slave, slave), "xterm", 0),
         ):
             stdin, stdout, stderr = (subprocess.DEVNULL if s is None else s for s in streams)
             done = subprocess.run(
-                [sys.executable, "-c", code], stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT
-            )
+                [sys.executable, "-c", code], stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT,
+                env=os.environ | {"TERM": term},
+            )  # fmt: skip
             assert done.returncode == expected
     finally:
         os.close(master)

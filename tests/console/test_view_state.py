@@ -299,6 +299,20 @@ def test_totals() -> None:
     assert book.num_waiting == 2
 
 
+def test_a_flood_of_refusals_is_one_line() -> None:
+    refused = [RequestRejected(at=1010.0 + i / 10, reason="queue full", status=429) for i in range(30)]
+    later = RequestRejected(at=1021.0, reason="queue full", status=429)
+    other = RequestRejected(at=1021.1, reason="no worker", status=503)
+    state = fold(*start(), *refused, later, other)
+    told = [entry.text for entry in state.feed.newest("requests")]
+    assert told == [
+        "a request rejected 503: no worker",
+        "a request rejected 429: queue full",
+        "a request rejected 429: queue full (30 in 2.9 s)",
+    ]
+    assert state.requests.rejected == {429: 31, 503: 1}
+
+
 def test_the_routers_death_ends_what_it_served() -> None:
     state = fold(
         *start(),
