@@ -17,7 +17,11 @@ MAX_SLOWER: Final = 2
 @dataclass(frozen=True, slots=True)
 class OwnCost:
     """What the header says of the console: its share of one core, how late its event loop was, what it has read, how
-    often it draws, and how many of the redraws that it should have made it has not."""
+    often it draws, and how many of the redraws that it should have made it has not.
+
+    ``read_share``: of a replay that shows a moment before all of the log before it was read, how much of it was; what
+    counts from the beginning of the run is not known then. None: all is.
+    """
 
     cpu_percent: float = 0.0
     loop_lag_ms: float = 0.0
@@ -27,6 +31,7 @@ class OwnCost:
     paused: bool = False
     read_only: bool = False
     replay: bool = False
+    read_share: float | None = None
 
 
 class CpuMeter:

@@ -115,8 +115,9 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
             self.push_screen(self._compare)
 
     def draw(self, *, charts: bool = True) -> None:
-        self.state = self.replay.tracks[self._shown].cursor.state
-        if self.replay.progress is not None and self.replay.tracks[0].cursor.offset:
+        self.state = self.replay.glimpse or self.replay.tracks[self._shown].cursor.state
+        is_under_way = self.replay.progress is not None and self.replay.glimpse is None
+        if is_under_way and self.replay.tracks[0].cursor.offset:
             self._show_bar()  # the rest of the screen waits for the moment that is sought
         elif self._compare is not None and self._compare in self.screen_stack:
             self._draw_both(self._compare)
@@ -134,7 +135,8 @@ class ReplayApp(ConsoleApp, inherit_bindings=False):
         return verdict if self.now >= at else None
 
     def own_cost(self) -> OwnCost:
-        return replace(super().own_cost(), replay=True)
+        share = self.replay.progress if self.replay.glimpse is not None else None
+        return replace(super().own_cost(), replay=True, read_share=share)
 
     def tell(self, text: str, *, ok: bool = True) -> None:
         """A toast only: the feed is the log's."""

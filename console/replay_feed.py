@@ -10,8 +10,10 @@ from typing import Final
 from console.own_cost import LoopLag
 from console.replay_clock import ReplayClock, parse_go_to
 from console.replay_cursor import ReplayCursor
+from console.replay_glimpse import FAR_BYTES, ReplayGlimpse
 from console.replay_log import KINDS, ReplayLog
 from console.view_snapshot import Snapshots, Store
+from console.view_state import ViewState
 
 IDLE_S: Final = 0.05
 """Between two turns when there is nothing to fold."""
@@ -72,6 +74,7 @@ class ReplayFeed:
         self._jump_from: list[int] | None = (
             None  # where the cursors were when a jump began that is still going on
         )
+        self._glimpse: ReplayGlimpse | None = None  # of where that jump goes, if it takes long
 
     @property
     def paused(self) -> bool:
@@ -95,6 +98,11 @@ class ReplayFeed:
             for track, begin in zip(self.tracks, self._jump_from, strict=True)
         ]
         return min(max(min(shares), 0.0), 1.0)
+
+    @property
+    def glimpse(self) -> ViewState | None:
+        """What is to be drawn until a jump that takes long has arrived; None: what the cursor has."""
+        return self._glimpse.state if self._glimpse is not None and self._glimpse.is_made else None
 
     @property
     def lag_s(self) -> float:
@@ -151,7 +159,7 @@ class ReplayFeed:
             before = now
             arrived = self._work()
             if arrived and self._jump_from is not None:
-                self._jump_from = None
+                self._jump_from = self._glimpse = None
                 self._on_moved()
             if arrived and all([track.fold_ahead() for track in self.tracks]):
                 await self._lag.sleep(IDLE_S)
@@ -165,6 +173,11 @@ class ReplayFeed:
 
     def _work(self) -> bool:
         """One piece of what is to be folded; True when there is nothing."""
+        if self._glimpse is not None and not self._glimpse.is_made:
+            self._glimpse.work()
+            if self._glimpse.is_made:
+                self._on_moved()
+            return False
         arrived = True
         for track in self.tracks:
             track.cursor.aim(self._aim_of(track))
@@ -180,6 +193,10 @@ class ReplayFeed:
         for track in self.tracks:
             track.cursor.aim(self._aim_of(track))
         self._jump_from = [track.cursor.reached for track in self.tracks]
+        first, aim = self.tracks[0].cursor, self._aim_of(self.tracks[0])
+        is_far = first.offset != aim and aim - first.reached > FAR_BYTES
+        # Two runs are compared by their totals too, which a glimpse does not have.
+        self._glimpse = ReplayGlimpse(first.log, aim) if is_far and len(self.tracks) == 1 else None
 
     def _hold(self) -> None:
         """Folding does not keep up with the speed asked: the clock waits for it."""

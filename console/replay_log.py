@@ -18,6 +18,7 @@ from cluster.events import Event, RunReady, WorkerReady
 from cluster.run_log import DamagedLine, decode_line
 from console.chart_marks import mark_letter
 from console.errors import UserError
+from console.event_kinds import is_of_request
 from console.feed_text import feed_line
 
 CHUNK_BYTES: Final = 64 * 2**10
@@ -64,6 +65,8 @@ class ReplayLog:
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error
         self.marks: list[LogMark] = []
+        self.rare: list[tuple[int, int]] = []
+        """Where the lines begin and end that are about no request and are none of the frequent kinds."""
         self.first_at = float("inf")
         self.ready_at: float | None = None
         self.last_at = float("-inf")
@@ -206,6 +209,8 @@ class ReplayLog:
         event = decode_line(line, 0)
         if isinstance(event, DamagedLine):
             return
+        if not is_of_request(event):
+            self.rare.append((end - len(line), end))
         letter = mark_letter(event)
         if isinstance(event, WorkerReady) and self._returned(event):
             letter = "R"

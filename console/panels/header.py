@@ -17,12 +17,15 @@ from console.text_format import (
 from console.view_state import ViewState
 
 WIDE: Final = 120
+UNREAD: Final = "totals and verdict come later"
 _MODE_WORDS: Final = {"disagg": "DISAGG", "colocated": "COLOC"}
 
 
 def header_lines(state: ViewState, now: float, width: int, cost: OwnCost) -> Text:
     """Two lines of at most ``width`` cells; every number has a fixed place."""
     lines = (_wide_lines if width >= WIDE else _narrow_lines)(state, now, width, cost)
+    if cost.read_share is not None:
+        lines[1] = Text(fit(f" {UNREAD}: {cost.read_share:.0%} of the log before this is read", width), WARN)
     return Text("\n", no_wrap=True, overflow="crop").join(lines)
 
 

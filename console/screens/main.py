@@ -18,7 +18,7 @@ from console.drill_verdict import DrillVerdict
 from console.own_cost import OwnCost
 from console.panels.charts import ChartsPanel, StripsPanel
 from console.panels.events import EventsPanel
-from console.panels.header import header_lines
+from console.panels.header import UNREAD, header_lines
 from console.panels.line_view import ChoiceLines
 from console.panels.requests import RequestsPanel
 from console.panels.verdict import VerdictPanel
@@ -148,7 +148,10 @@ class MainScreen(Screen[None]):
         if self._events.display:
             self._events.draw(state)
         if charts and self._verdict.display:
-            self._verdict.draw(state, now)
+            if cost.read_share is None:
+                self._verdict.draw(state, now)
+            else:
+                self._verdict.show([Text(f" {UNREAD}", "dim")])
         if self._strips.display:
             self._strips.draw(state, now)
         if charts and self._charts.display:
