@@ -65,6 +65,22 @@ def test_faster_than_undisturbed_counts_as_nothing_added(told: Told) -> None:
     assert text(told, "worst_ttft_added_s") == "worst TTFT -0.09 s"
 
 
+@pytest.mark.parametrize(
+    ("before_s", "during_s", "ratio", "said"),
+    [
+        (0.010, 0.025, 2.5, "ITL p99 25.0 ms, undisturbed 10.0 ms"),
+        (0.001, 0.010, 2.5, "ITL p99 10.0 ms, undisturbed 1.0 ms (counts as 4)"),
+    ],
+)
+def test_gaps_shorter_than_a_tick_of_the_scheduler_count_as_one(
+    told: Told, before_s: float, during_s: float, ratio: float, said: str
+) -> None:
+    for request in told.requests:
+        request.gap_s = before_s if request.round == UNDISTURBED else during_s
+    assert value(told, "itl_p99_ratio", "chat") == pytest.approx(ratio)
+    assert text(told, "itl_p99_ratio") == said
+
+
 def test_another_number_of_tokens_differs_even_with_the_same_text(told: Told) -> None:
     told.of()[0].max_tokens += 1
     assert value(told, "tokens_differ") == 1
