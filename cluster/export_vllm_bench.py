@@ -1,7 +1,7 @@
 """A run as the result file of ``vllm bench serve``: the same field names and units, from the router's own clock.
 
 Fields as of vLLM 0.32, https://docs.vllm.ai/en/latest/cli/bench/serve.html. Requests still in flight are left out; a
-request that did not finish has its reason in ``errors`` and zeros elsewhere, as there.
+request that did not finish, or was refused at once, has its reason in ``errors`` and zeros elsewhere, as there.
 """
 
 import math
@@ -14,13 +14,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.events import RunStarted, TextDelivered, TokensDelivered
+from cluster.events import RequestRejected, RunStarted, TextDelivered, TokensDelivered
 from cluster.metrics import RunMetrics
 from cluster.request_timeline import RequestTimeline
 from cluster.run_log import PassedOver, read_events
 from cluster.samples import percentiles
 
 _PERCENTILES: Final = (50, 90, 99)
+_NOTHING: Final[dict[str, Any]] = {
+    "input_lens": 0, "output_lens": 0, "ttfts": 0.0, "itls": [], "latencies": 0.0, "generated_texts": "",
+}  # fmt: skip
 
 _Value = TypeVar("_Value")
 
@@ -31,10 +34,13 @@ def to_vllm_bench(log: Path, passed: PassedOver) -> bytes:
     texts: dict[str, list[str]] = {}
     per_second: Counter[int] = Counter()
     started: RunStarted | None = None
+    refused: list[RequestRejected] = []
     for event in read_events(log, passed):
         metrics.fold(event)
         if isinstance(event, RunStarted):
             started = event
+        elif isinstance(event, RequestRejected) and event.request_id not in metrics.timelines:
+            refused.append(event)
         elif isinstance(event, TextDelivered):
             texts.setdefault(event.request_id, []).append(event.text)
         elif isinstance(event, TokensDelivered) and event.request_id in metrics.timelines:  # no probe's
@@ -51,13 +57,13 @@ def to_vllm_bench(log: Path, passed: PassedOver) -> bytes:
         "label": started.run if started else None,
         "model_id": started.model if started else None,
         "tokenizer_id": started.model if started else None,
-        "num_prompts": len(ended),
-        "request_rate": _arrival_rate(ended),
+        "num_prompts": len(ended) + len(refused),
+        "request_rate": _arrival_rate([*(t.arrived_at for t in ended), *(event.at for event in refused)]),
         "burstiness": None,  # arrivals are those of the run's clients
         "max_concurrency": None,
         "duration": duration_s,
         "completed": len(answered),
-        "failed": len(ended) - len(answered),
+        "failed": len(ended) - len(answered) + len(refused),
         "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
         "request_throughput": _per_s(len(answered), duration_s),
@@ -84,6 +90,11 @@ def to_vllm_bench(log: Path, passed: PassedOver) -> bytes:
             _if_answered(timeline, "", f"{timeline.phase}: {timeline.end_reason}") for timeline in ended
         ],
     }
+    for event in refused:
+        for key, nothing in _NOTHING.items():
+            document[key].append(nothing)
+        document["start_times"].append(event.at)
+        document["errors"].append(f"rejected {event.status}: {event.reason}")
     return msgspec.json.encode(document)
 
 
@@ -105,9 +116,8 @@ def _duration_s(ended: Sequence[RequestTimeline]) -> float:
     )
 
 
-def _arrival_rate(ended: Sequence[RequestTimeline]) -> float | None:
+def _arrival_rate(arrivals: Sequence[float]) -> float | None:
     """Requests per second between first and last arrival."""
-    arrivals = [timeline.arrived_at for timeline in ended]
     span_s = max(arrivals) - min(arrivals) if arrivals else 0.0
     return (len(arrivals) - 1) / span_s if span_s > 0 else None
 

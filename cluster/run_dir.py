@@ -177,7 +177,8 @@ def list_runs(home: Path | None = None) -> list[RunRecord]:
 
 
 def find_run(name: str, home: Path | None = None) -> RunRecord:
-    """A run by its directory or that one's name, by its own name or the beginning of it, or ``latest``.
+    """A run by its directory or that one's name, by its own name or the beginning of it, or ``latest``: the youngest
+    whose cluster came up, or comes up now, if any did.
 
     The name of a directory wins: a copy of a run beside it goes by the same name. Raises RunDirError.
     """
@@ -187,7 +188,7 @@ def find_run(name: str, home: Path | None = None) -> RunRecord:
     if not runs:
         raise RunDirError(f"no runs in {home if home is not None else runs_home()}")
     if name == "latest":
-        return runs[-1]
+        return next((run for run in reversed(runs) if run.info is not None or run.is_alive), runs[-1])
     found = (
         [run for run in runs if run.path.name == name]
         or [run for run in runs if run.run == name]

@@ -25,6 +25,7 @@ from cluster.events import (
     WorkerStarting,
     WorkerStats,
 )
+from cluster.step_meter import MIN_PREFILL_TOKENS
 
 ROUTER_ROLE = "router"
 
@@ -181,8 +182,10 @@ class RunFacts:
                 router = self._process(ROUTER_ROLE, ROUTER_ROLE)
                 router.peak_rss_bytes = max(router.peak_rss_bytes, event.rss_bytes)
             case PrefillFinished():
-                self._computed_tokens += event.prompt_tokens - event.cached_tokens
-                self._compute_s += event.compute_s
+                computed = event.prompt_tokens - event.cached_tokens
+                if computed >= MIN_PREFILL_TOKENS:  # less, as a probe's, measures what a step costs at least
+                    self._computed_tokens += computed
+                    self._compute_s += event.compute_s
             case RunStarted():
                 self.started = event
                 self.modes, self.codecs = [event.mode], [event.codec]

@@ -9,6 +9,7 @@ lacks something required; 130 interrupted.
 
 import argparse
 import difflib
+import errno
 import importlib
 import importlib.metadata
 import os
@@ -22,6 +23,8 @@ from cluster.run_dir import RunDirError
 from console.errors import EXIT_USAGE, UserError
 
 EXIT_INTERRUPTED: Final = 130
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk, or whatever the output goes to, says when it takes no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +122,17 @@ def _guarded(run: Callable[[], int]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has enough. Nothing more may be written, not even at interpreter exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 0
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _silence()
+        return _complain(f"{error.filename or 'standard output'} cannot be written: {error.strerror}", 1)
+
+
+def _silence() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _flushed(run: Callable[[], int]) -> int:

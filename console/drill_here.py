@@ -35,6 +35,7 @@ NOT_JUDGED: Final = ("orphans",)
 QUIET_WITHIN_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.1
 _NOT_NEEDED: Final = ("router.port",)
+_CHANGED_BY_KEY: Final = ("cluster.mode ", "kv.codec ")
 
 
 DRILL_ERRORS: Final = (RunDirError, DrillError, ModelError, RunLogError, OSError)
@@ -65,7 +66,8 @@ class DrillHere:
         else:
             before = f"first: the load {state.load_names} is stopped and drained" if state.loads else ""
             self._app.push_screen(
-                PickDrill(drills, partial(differences, profile=profile), before), self._chosen
+                PickDrill(drills, partial(all_differences, profile=profile, state=state), before),
+                self._chosen,
             )
 
     def _chosen(self, drill: Drill | None) -> None:
@@ -150,6 +152,21 @@ class DrillHere:
 
 def _said(drill: Drill, verdict: Verdict) -> str:
     return end_of_drill(drill.name, is_pass=verdict.is_pass) + verdict.headline
+
+
+def all_differences(drill: Drill, profile: Profile, state: ViewState) -> list[str]:
+    """``differences``, and what an operator has changed since: "prefill-0 is drained"."""
+    changed = [
+        f"{name} {here} here, {asked} in the drill"
+        for name, here, asked in (
+            ("mode", state.mode, drill.settings.get("cluster.mode", profile.cluster.mode)),
+            ("codec", state.codec, drill.settings.get("kv.codec", profile.kv.codec)),
+        )
+        if here != asked
+    ]
+    drained = [w.worker_id for w in state.topology.by_role() if w.draining]
+    fixed = [line for line in differences(drill, profile) if not line.startswith(_CHANGED_BY_KEY)]
+    return [*changed, *(f"{worker_id} is drained" for worker_id in drained), *fixed]
 
 
 def differences(drill: Drill, profile: Profile) -> list[str]:

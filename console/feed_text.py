@@ -79,6 +79,7 @@ FILTERS: Final = (NOTABLE, FAULTS, TRANSFERS, DRILLS, REQUESTS)
 CLUSTER: Final = "cluster"
 """Category of lines that only ``notable`` shows: processes starting, links probed."""
 
+NO_PREFILL_WORKER: Final = "no_prefill_worker"
 BIG_TRANSFER_BYTES: Final = 16 * 2**20
 """A transfer from this size on is notable by itself."""
 
@@ -244,11 +245,9 @@ def _transfer_line(event: _TransferEvent) -> Line:
             text = f"{short_id(event.request_id)} transfer {path} started: {what}{skipped}"
             return Line(TRANSFERS, text, routine=event.raw_bytes < BIG_TRANSFER_BYTES)
         case TransferCompleted():
-            rate = event.wire_bytes / event.busy_s / 1e6 if event.busy_s > 0 else 0.0
             text = (
                 f"{short_id(event.request_id)} transferred {format_bytes(event.wire_bytes)} {event.codec} in "
-                f"{format_ms(event.duration_s * 1000)}, exposed {format_ms(event.exposed_s * 1000)}, "
-                f"{rate:,.0f} MB/s while busy"
+                f"{format_ms(event.duration_s * 1000)}, exposed {format_ms(event.exposed_s * 1000)}"
             )
             return Line(TRANSFERS, text, "good", routine=event.raw_bytes < BIG_TRANSFER_BYTES)
         case TransferFailed():
@@ -276,7 +275,10 @@ def _request_line(event: _RequestEvent) -> Line:
         case FellBack():
             why = f"{event.reason}{_detail(event.detail)}"
             text = f"{short_id(event.request_id)} FALLBACK local prefill on {event.worker_id}: {why}"
-            return Line(FAULTS, text, "warn")
+            is_flood = (
+                event.reason == NO_PREFILL_WORKER
+            )  # no fault of its own, and every request's until one is there
+            return Line(FAULTS, text, "warn", flood=event.reason if is_flood else "")
         case RequestRetried():
             why = f"{event.reason}{_detail(event.detail)}"
             return Line(FAULTS, f"{short_id(event.request_id)} RETRY attempt {event.attempt}: {why}", "warn")

@@ -83,6 +83,7 @@ LAST_WINDOW: Final = (
 SINCE_START: Final = (
     Figure("finished", lambda side: side.state.requests.finished, _count),
     Figure("failed", lambda side: side.state.requests.failed, _count, ratio=False),
+    Figure("refused", lambda side: sum(side.state.requests.rejected.values()), _count, ratio=False),
     Figure("fallbacks", lambda side: sum(side.state.requests.fallbacks.values()), _count, ratio=False),
     Figure(
         "retries, migrations",

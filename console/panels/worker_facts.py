@@ -85,7 +85,7 @@ def _engine_lines(worker: WorkerView, width: int, ascii_mode: bool) -> list[Text
             f"preempted {stats.preemptions}   late frames {stats.late_frames}",
         )
     ]
-    room = max(width - _LABEL - 26, 8)
+    room = max(width - _LABEL - 36, 8)  # its largest value has ten cells
     rates = list(worker.rates)[-room:]
     for label, unit, values in (
         ("prefill", "tok/s", [rate.prefill_tokens_per_s for rate in rates]),

@@ -166,7 +166,7 @@ def _attempt_lines(state: ViewState, request: RequestView, attempt: AttemptView)
         lines.append(
             Text(
                 f"  transfer {format_mib(done.wire_bytes)} MiB {done.codec}{ratio}, {done.tokens:,} tokens, "
-                f"{format_ms(done.duration_s * 1000)}, {rate:,.0f} MB/s while busy; transfer's own: "
+                f"{format_ms(done.duration_s * 1000)}, written at {rate:,.0f} MB/s; transfer's own: "
                 f"exposed {format_ms(done.exposed_s * 1000)}"
                 f"{attempt.skipped}"
             )

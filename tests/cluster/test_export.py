@@ -16,6 +16,7 @@ from cluster.events import (
     Event,
     RequestArrived,
     RequestFailed,
+    RequestRejected,
     TransferCompleted,
     TransferStarted,
     WorkerExited,
@@ -264,6 +265,17 @@ def test_vllm_bench_has_its_fields_in_its_units(tmp_path: Path) -> None:
     assert document["duration"] == pytest.approx(1.0)
     assert document["output_throughput"] == pytest.approx(4.0)
     assert document["max_concurrent_requests"] == 1
+
+
+def test_vllm_bench_counts_what_was_refused(tmp_path: Path) -> None:
+    refused = [RequestRejected(at=10.0 + i, reason="queue full", status=429) for i in range(3)]
+    write_events(tmp_path / EVENTS_FILE, [*run_started(), *handed_off("a"), *refused, *run_stopped(22.0)])
+    document = json.loads(export_run(tmp_path, "vllm-bench"))
+    assert (document["num_prompts"], document["completed"], document["failed"]) == (4, 1, 3)
+    assert document["errors"] == ["", *["rejected 429: queue full"] * 3]
+    assert document["request_rate"] == pytest.approx(1.5)  # four in two seconds
+    columns = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "generated_texts")
+    assert {len(document[name]) for name in columns} == {4}
 
 
 def test_vllm_bench_of_a_run_without_requests_is_all_zeros(tmp_path: Path) -> None:

@@ -164,6 +164,11 @@ def test_runs_are_found_by_name_beginning_path_and_age(home: Path) -> None:
     (home / "not a run").mkdir()
     assert [run.run[-4:] for run in list_runs()] == ["aaaa", "bbbb", "cccc"]
     assert find_run("latest").run.endswith("cccc")
+    (home / "2026-01-03T00-00-00-dddd" / "logs").mkdir(parents=True)  # whose port was taken
+    assert find_run("latest").run.endswith("cccc")
+    assert find_run("2026-01-03").run.endswith("dddd")
+    (home / "2026-01-03T00-00-00-dddd" / "logs").rmdir()
+    (home / "2026-01-03T00-00-00-dddd").rmdir()
     assert find_run("2026-01-01").run.endswith("aaaa")
     assert find_run(str(home / "2026-01-02T00-00-00-bbbb")).run.endswith("bbbb")
     with pytest.raises(RunDirError, match="run '2026-01-02' fits 2 runs"):

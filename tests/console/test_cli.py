@@ -136,3 +136,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m console --help | true"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
     assert ran.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["drill --list", "plan --link 10gbe --prefill-tps 1000"])
+def test_an_output_that_is_full_is_one_line(command: str) -> None:
+    ran = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m console {command} > /dev/full"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ran.stderr == "pdconsole: error: standard output cannot be written: No space left on device\n"
+    assert ran.returncode == 1

@@ -5,12 +5,22 @@ from pathlib import Path
 
 from cluster.control import AddNote, SetLoad
 from cluster.drill_file import load_drill
-from cluster.events import Event, LoadStopped, NoteAdded, RequestCancelled, encode_event
+from cluster.events import (
+    CodecChanged,
+    Event,
+    LoadStopped,
+    ModeChanged,
+    NoteAdded,
+    RequestCancelled,
+    WorkerDraining,
+    encode_event,
+)
 from cluster.profile import load_profile
 from cluster.run_dir import ClockAnchor, RunInfo, write_run_info
-from console.drill_here import differences
+from console.drill_here import all_differences, differences
 from console.drill_verdict import VERDICT_FILE, read_verdict
 from console.screens.main import MainScreen
+from console.view_state import ViewState
 from tests.console.harness import console
 from tests.console.history import story
 
@@ -33,6 +43,23 @@ def test_what_a_cluster_has_otherwise_is_named() -> None:
         "model.dtype": "float32",
     })  # fmt: skip
     assert differences(drill, same) == []
+
+
+def test_what_an_operator_has_changed_is_named_too() -> None:
+    state = ViewState()
+    changes = [
+        ModeChanged(at=1020.0, mode="colocated", cause="operator, key m"),
+        CodecChanged(at=1021.0, codec="lossless", cause="operator, key i"),
+        WorkerDraining(at=1022.0, worker_id="prefill-0", reason="drain", cause="operator, key D"),
+    ]
+    for event in [*story(), *changes]:
+        state.fold(event)
+    found = all_differences(load_drill("cut-link"), load_profile("10gbe", {}), state)
+    assert found[:3] == [
+        "mode colocated here, disagg in the drill",
+        "codec lossless here, raw in the drill",
+        "prefill-0 is drained",
+    ]
 
 
 async def test_drills_are_offered_with_what_they_promise(tmp_path: Path) -> None:

@@ -542,8 +542,8 @@ def test_a_transfers_rate_is_of_busy_time_and_its_exposure_its_own() -> None:
     found = state.requests.get("r1")
     assert found is not None
     page = " ".join(line.plain for line in detail_lines(state, found, 1060.0, 200))
-    assert "MB/s while busy; transfer's own: exposed" in page
+    assert "MB/s; transfer's own: exposed" in page
     (line,) = (
         entry.line.text for entry in state.feed.newest(TRANSFERS) if " transferred " in entry.line.text
     )
-    assert line.endswith("MB/s while busy")
+    assert line.endswith(", exposed 11 ms")
