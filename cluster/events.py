@@ -12,6 +12,8 @@ import msgspec
 SCHEMA: Final = 1
 
 PROMPT_CHARACTERS: Final = 2000
+MIN_PREFILL_TOKENS: Final = 64
+"""Steps and prompts with fewer say little about the prefill rate: fixed costs dominate them."""
 
 
 class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):

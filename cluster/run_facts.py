@@ -4,6 +4,7 @@ import statistics
 from dataclasses import dataclass
 
 from cluster.events import (
+    MIN_PREFILL_TOKENS,
     BlocksStranded,
     CodecChanged,
     Event,
@@ -25,7 +26,6 @@ from cluster.events import (
     WorkerStarting,
     WorkerStats,
 )
-from cluster.step_meter import MIN_PREFILL_TOKENS
 
 ROUTER_ROLE = "router"
 

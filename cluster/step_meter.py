@@ -2,10 +2,8 @@
 
 from typing import Final
 
+from cluster.events import MIN_PREFILL_TOKENS
 from engine.outputs import StepOutput
-
-MIN_PREFILL_TOKENS: Final = 64
-"""Steps with fewer prompt tokens say little about the prefill rate: fixed costs dominate them."""
 
 SMOOTHING: Final = 0.2
 
