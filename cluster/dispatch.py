@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.control import AbsentWorker, StartDecode, StartLocal, StartPrefill
+from cluster.events import NO_PREFILL_WORKER
 from cluster.handoff_choice import REMOTE, HandoffChoice
 from cluster.routed_request import RoutedRequest
 from cluster.router_messages import Send
@@ -82,7 +83,7 @@ def plan_attempt(
         return AttemptPlan(mode, decode, prefill.worker_id, prefill.reason)
     if not limits.fallback:
         return AttemptPlan(mode, decode, impossible="no prefill worker is ready; fallback is off")
-    return AttemptPlan(mode, decode, prefill_reason="no_prefill_worker", fallback_reason="no_prefill_worker")
+    return AttemptPlan(mode, decode, prefill_reason=NO_PREFILL_WORKER, fallback_reason=NO_PREFILL_WORKER)
 
 
 def _pick_decode(request: RoutedRequest, workers: WorkerViews, mode: str) -> Pick | None:

@@ -12,6 +12,7 @@ import msgspec
 SCHEMA: Final = 1
 
 PROMPT_CHARACTERS: Final = 2000
+NO_PREFILL_WORKER: Final = "no_prefill_worker"  # a reason of a pick and of its fallback
 MIN_PREFILL_TOKENS: Final = 64
 """Steps and prompts with fewer say little about the prefill rate: fixed costs dominate them."""
 

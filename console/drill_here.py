@@ -6,6 +6,7 @@ The pieces are those of ``pdconsole drill``; only what it expects of the cluster
 import asyncio
 import json
 import time
+from collections.abc import Container
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +36,7 @@ NOT_JUDGED: Final = ("orphans",)
 QUIET_WITHIN_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.1
 _NOT_NEEDED: Final = ("router.port",)
-_CHANGED_BY_KEY: Final = ("cluster.mode ", "kv.codec ")
+_CHANGED_BY_KEY: Final = ("cluster.mode", "kv.codec")
 
 
 DRILL_ERRORS: Final = (RunDirError, DrillError, ModelError, RunLogError, OSError)
@@ -165,17 +166,17 @@ def all_differences(drill: Drill, profile: Profile, state: ViewState) -> list[st
         if here != asked
     ]
     drained = [w.worker_id for w in state.topology.by_role() if w.draining]
-    fixed = [line for line in differences(drill, profile) if not line.startswith(_CHANGED_BY_KEY)]
+    fixed = differences(drill, profile, left_out=(*_NOT_NEEDED, *_CHANGED_BY_KEY))
     return [*changed, *(f"{worker_id} is drained" for worker_id in drained), *fixed]
 
 
-def differences(drill: Drill, profile: Profile) -> list[str]:
+def differences(drill: Drill, profile: Profile, left_out: Container[str] = _NOT_NEEDED) -> list[str]:
     """What the drill would set and this cluster has otherwise: "cluster.prefill 1 here, 2 in the drill"."""
     tree: dict[str, dict[str, Any]] = msgspec.to_builtins(profile)
     found = []
     for key, value in (DRILL_PROFILE | drill.settings).items():
         section, _, name = key.partition(".")
         here = tree.get(section, {}).get(name)
-        if key not in _NOT_NEEDED and here != value:
+        if key not in left_out and here != value:
             found.append(f"{key} {here} here, {value} in the drill")
     return found

@@ -8,7 +8,7 @@ import msgspec
 
 VERDICT_FILE: Final = "verdict.json"
 PASS: Final = "pass"
-_END: Final = re.compile(r"drill \S+ (PASS|FAIL): ")
+_END: Final = re.compile(r"drill (\S+) (PASS|FAIL): ")
 
 
 class JudgedLine(msgspec.Struct, frozen=True):
@@ -40,9 +40,10 @@ def end_of_drill(drill: str, *, is_pass: bool) -> str:
     return f"drill {drill} {'PASS' if is_pass else 'FAIL'}: "
 
 
-def is_end_of_drill(note: str) -> bool:
-    """Whether a note begins so."""
-    return _END.match(note) is not None
+def ended_drill(note: str) -> tuple[str, bool] | None:
+    """(drill, whether it passed) of a note that begins so; None: it does not."""
+    found = _END.match(note)
+    return (found[1], found[2] == "PASS") if found is not None else None
 
 
 def read_verdict(run_dir: Path) -> DrillVerdict | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, get_args
 
 from cluster.events import (
+    NO_PREFILL_WORKER,
     BlocksStranded,
     BurstInjected,
     CodecChanged,
@@ -79,7 +80,6 @@ FILTERS: Final = (NOTABLE, FAULTS, TRANSFERS, DRILLS, REQUESTS)
 CLUSTER: Final = "cluster"
 """Category of lines that only ``notable`` shows: processes starting, links probed."""
 
-NO_PREFILL_WORKER: Final = "no_prefill_worker"
 BIG_TRANSFER_BYTES: Final = 16 * 2**20
 """A transfer from this size on is notable by itself."""
 

@@ -6,11 +6,6 @@ import sys
 _NAMES = ("standard input", "standard output", "standard error")
 
 
-def is_terminal() -> bool:
-    """Whether ``why_no_screen`` has nothing to say."""
-    return not why_no_screen()
-
-
 def why_no_screen() -> str:
     """What keeps the console from being drawn, "" = nothing.
 

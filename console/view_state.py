@@ -31,7 +31,7 @@ from cluster.events import (
 from cluster.request_filter import RequestFilter
 from cluster.run_log import DamagedLine
 from console.chart_marks import mark_letter
-from console.drill_verdict import is_end_of_drill
+from console.drill_verdict import ended_drill
 from console.event_kinds import is_of_request, is_of_worker
 from console.feed_text import FAULTS, NOTABLE, SILENT, Line, feed_line, subject
 from console.judgement import Judgement, judge
@@ -254,7 +254,7 @@ class ViewState:
                 self.handoff = event.handoff
             case LinkTuned():
                 self.tuned = event
-            case NoteAdded() if is_end_of_drill(event.text):
+            case NoteAdded() if ended_drill(event.text) is not None:
                 self.drills.append(event)
             case LoadStarted():
                 self.loads[event.name] = event.detail

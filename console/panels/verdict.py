@@ -5,7 +5,7 @@ from typing import Final
 
 from rich.text import Text
 
-from console.drill_verdict import PASS, DrillVerdict, end_of_drill
+from console.drill_verdict import PASS, DrillVerdict, ended_drill
 from console.fallback_ledger import LedgerRow
 from console.judgement import MIXED, OPEN, PAYS, PAYS_NOT
 from console.palette import BAD, GOOD, WARN
@@ -78,12 +78,11 @@ def _drill(drill: DrillVerdict | None, width: int) -> list[Text]:
 
 def _earlier_drills(state: ViewState, drill: DrillVerdict | None, width: int) -> list[Text]:
     """How those before it ended, newest first."""
-    ended = list(reversed(state.drills))
-    if drill is not None and drill.verdict and ended and ended[0].text.startswith(f"drill {drill.drill} "):
-        ended.pop(0)
     lines = []
-    for note in ended:
-        is_pass = note.text.startswith(end_of_drill(note.text.split()[1], is_pass=True))
+    for age, note in enumerate(reversed(state.drills)):
+        name, is_pass = ended_drill(note.text) or ("", False)
+        if age == 0 and drill is not None and drill.verdict and drill.drill == name:
+            continue  # its verdict stands above
         stamp = format_stamp(state.since_start(note.at))
         lines += _styled(f" earlier, {stamp}: {note.text}", width, GOOD if is_pass else BAD)
     return lines

@@ -28,6 +28,7 @@ from tests.console.long_log import long_run
 
 EVENTS_PER_REQUEST = 14.7
 LEAD_S = 5.0
+LONG_AT = 1000.0
 START_S = 8.0
 """The log begins that long before now, so that its start-up is over when the flood begins."""
 
@@ -50,7 +51,7 @@ def write(path: Path, events_per_s: float, seconds: float) -> None:
 
 def write_hours(path: Path, hours: float, requests_per_s: float) -> None:
     """At once, with the times of a run that lasts so long."""
-    events = takewhile(lambda event: event.at < 1000.0 + hours * 3600, long_run(requests_per_s))
+    events = takewhile(lambda event: event.at < LONG_AT + hours * 3600, long_run(requests_per_s, at=LONG_AT))
     with path.open("wb") as file:
         for event in events:
             file.write(encode_event(event) + b"\n")
@@ -65,8 +66,8 @@ async def measure_memory(
         hour = 0
         while writer.poll() is None or app.feed.log_bytes < os.stat(path).st_size:
             await asyncio.sleep(0.05)
-            if app.state.num_events and app.state.last_at >= 1000.0 + (hour + 1) * 3600:
-                hour = int((app.state.last_at - 1000.0) / 3600)
+            if app.state.num_events and app.state.last_at >= LONG_AT + (hour + 1) * 3600:
+                hour = int((app.state.last_at - LONG_AT) / 3600)
                 held_mib = process.memory_info().rss / 2**20
                 print(f"after {hour} h: {app.state.num_events:,} events, {held_mib:.0f} MiB", flush=True)
         held_mib = process.memory_info().rss / 2**20

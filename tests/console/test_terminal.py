@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from console.terminal import TerminalWriter
-from console.tty import is_terminal
+from console.tty import why_no_screen
 
 ENTERED = b"\x1b[?1049h"
 LEFT = b"\x1b[?1049l"
@@ -179,9 +179,9 @@ def test_a_replay_gives_the_terminal_back(shown: Shown) -> None:
     assert shown.afterwards == ""
 
 
-def test_is_terminal_needs_all_three_and_a_terminal_that_can_place_text(tmp_path: Path) -> None:
-    assert not is_terminal() or sys.__stdin__ is not None
-    code = "from console.tty import is_terminal; import sys; sys.exit(is_terminal())"
+def test_a_screen_needs_all_three_and_a_terminal_that_can_place_text(tmp_path: Path) -> None:
+    assert why_no_screen() or sys.__stdin__ is not None
+    code = "from console.tty import why_no_screen; import sys; sys.exit(not why_no_screen())"
     master, slave = pty.openpty()
     try:
         for streams, term, expected in (
