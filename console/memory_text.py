@@ -8,7 +8,7 @@ from engine.memory import memory_plan
 
 
 def worker_memory(model: ModelConfig) -> dict[str, int]:
-    """Bytes by purpose, and ``after_one_full_context_bytes``: resident then, when little of the pool has been used."""
+    """Bytes by purpose."""
     plan = memory_plan(engine_config(Profile()), model)
     return {
         "runtime_bytes": plan.runtime_bytes,
@@ -16,7 +16,6 @@ def worker_memory(model: ModelConfig) -> dict[str, int]:
         "workspace_bytes": plan.workspace_bytes,
         "kv_pool_bytes": plan.kv_pool_bytes,
         "total_bytes": plan.total_bytes,
-        "after_one_full_context_bytes": plan.resident_bytes(model.max_model_len),
     }
 
 

@@ -11,12 +11,21 @@ import numpy as np
 
 _LINE = 64
 _HUGE_PAGE = 2 * 2**20
+_SMALL_PAGE = 4096
 
 
-def aligned_empty(size: int, dtype: Any) -> Any:
-    """A flat array of ``size`` numbers, not written yet, that starts at a multiple of 64 bytes."""
+def aligned_empty(size: int, dtype: Any, is_present: bool = False) -> Any:
+    """A flat array of ``size`` numbers, not written yet, that starts at a multiple of 64 bytes.
+
+    ``is_present``: its pages are there at once, so that whoever writes first does not wait for them.
+    """
     num_bytes = size * np.dtype(dtype).itemsize
-    raw = _huge_pages(num_bytes) if num_bytes >= _HUGE_PAGE else np.empty(num_bytes + _LINE, np.uint8)
+    if num_bytes < _HUGE_PAGE:
+        raw = np.empty(num_bytes + _LINE, np.uint8)
+    else:
+        raw = _huge_pages(num_bytes)
+        if is_present:
+            raw[::_SMALL_PAGE] = 0
     first = -raw.ctypes.data % _LINE
     return raw[first : first + num_bytes].view(dtype)
 

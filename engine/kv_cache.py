@@ -20,7 +20,8 @@ class PagedKVCache:
     """Per layer a tensor ``(2, num_blocks, block_size, num_kv_heads, head_dim)``: keys, then values.
 
     The rows of one block are one run of bytes, and so are those of neighbouring blocks: a transfer sends from and
-    receives into the cache itself.
+    receives into the cache itself. On a CPU all of it is resident before it is used: pages that appeared when first
+    written would take the time from the core that decodes.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class PagedKVCache:
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    memory = aligned_empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    memory = aligned_empty(math.prod(shape) * dtype.itemsize, np.uint8, is_present=True)
     return torch.from_numpy(memory).view(dtype).view(shape)
 
 

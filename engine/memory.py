@@ -33,14 +33,13 @@ AUTO_SHARE: Final = 0.5
 """How much ``auto`` KV pools take, all engines together, of the memory that is free beside weights and work space."""
 
 _SCORE_ROWS: Final = 64
-_HUGE_PAGE: Final = 2 * 2**20
 _UNLIMITED: Final = 2**62
 """Limits of control groups from here on mean none."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose. Of the KV pool only what tokens were written to is ever resident.
+    """Bytes by purpose. The KV pool is resident from the start: see ``PagedKVCache``.
 
     Not in it: what torch and oneDNN keep for every number of rows that a float32 matrix product had, which in time
     comes to 80 MiB. LIBRARY_SETTINGS of cluster/spawner.py bounds it.
@@ -51,20 +50,11 @@ class MemoryPlan:
     kv_pool_bytes: int  # the whole pool; 0 for one that is sized by ``auto_kv_cache_bytes`` yet
     workspace_bytes: int  # the rows of one full step, attention over a full context, logits
     kv_bytes_per_token: int
-    num_kv_regions: int  # the pool's stretches of neighbouring bytes: keys and values of every layer
 
     @property
     def total_bytes(self) -> int:
-        """When the whole pool has been used."""
+        """After a full step over a full context."""
         return self.runtime_bytes + self.weights_bytes + self.workspace_bytes + self.kv_pool_bytes
-
-    def resident_bytes(self, num_tokens: int) -> int:
-        """After a full step over a full context, with KV of ``num_tokens`` in blocks never used before.
-
-        Memory comes in huge pages where the system has them: each region begins and ends within one.
-        """
-        touched = num_tokens * self.kv_bytes_per_token + self.num_kv_regions * _HUGE_PAGE if num_tokens else 0
-        return self.total_bytes - self.kv_pool_bytes + min(touched, self.kv_pool_bytes)
 
 
 def memory_plan(config: EngineConfig, model: ModelConfig) -> MemoryPlan:
@@ -81,7 +71,6 @@ def memory_plan(config: EngineConfig, model: ModelConfig) -> MemoryPlan:
         kv_pool_bytes=num_blocks * config.block_size * per_token,
         workspace_bytes=_workspace_bytes(config, model, size),
         kv_bytes_per_token=per_token,
-        num_kv_regions=2 * model.num_layers,
     )
 
 
@@ -135,7 +124,7 @@ def auto_kv_cache_bytes(
     AUTO_SHARE of what the engines leave free, but no more than ``max_num_seqs`` full contexts can use. 0: no room.
     """
     plan = memory_plan(config, model)
-    fixed_bytes = plan.resident_bytes(0)
+    fixed_bytes = plan.total_bytes - plan.kv_pool_bytes
     spare_bytes = int((free_bytes - num_engines * fixed_bytes) * AUTO_SHARE) // num_engines
     block_bytes = config.block_size * plan.kv_bytes_per_token
     most_blocks = config.max_num_seqs * -(-model.max_model_len // config.block_size)

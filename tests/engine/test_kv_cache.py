@@ -1,5 +1,7 @@
 """Storage by blocks: what is written is what is read, and byte views are the cache itself."""
 
+from pathlib import Path
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -92,3 +94,17 @@ def test_a_cache_elsewhere_has_no_byte_views() -> None:
     cache = PagedKVCache(1, 2, 4, 1, 8, torch.float32, "meta")
     with pytest.raises(ValueError, match="on meta; byte views exist on cpu only"):
         cache.block_bytes(0, KEYS, [0], 0, 1)
+
+
+def test_a_pool_is_resident_before_it_is_used() -> None:
+    cache = PagedKVCache(1, 2048, 16, 2, 32, torch.float32, "cpu")
+    first = cache.layers[0].data_ptr()
+    resident = {}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if not name.endswith(":"):
+            begin, end = (int(address, 16) for address in name.split("-"))
+        elif name == "Rss:":
+            resident[begin, end] = int(value.split()[0]) * 1024
+    (found,) = (size for (begin, end), size in resident.items() if begin <= first < end)
+    assert found >= cache.num_bytes == 16 * 2**20
