@@ -27,7 +27,6 @@ from cluster.control import (
     StartPrefill,
     TokenProduced,
     Tokens,
-    WorkerAddress,
 )
 from cluster.handoff_forecast import HandoffForecast
 from cluster.kv_stream import LAST_GATHERED_BYTES
@@ -46,14 +45,16 @@ from cluster.router_messages import (
 )
 from cluster.router_state import RouterState
 from cluster.sim_figures import SimFigures, Work, figures_of
+from cluster.sim_gaps import StepGaps
+from cluster.sim_machine import Cores
+from cluster.sim_parts import sim_worker, worker_address
 from cluster.sim_result import SimRun
 from cluster.sim_sequence import CountedSequence, prompt_of
 from cluster.sim_spec import SimSpec
 from cluster.sim_worker import SimJob, SimWorker, StepsDone
 from cluster.trace import TraceRequest
-from engine.block_allocator import BlockAllocator
 from engine.request import Request, SamplingParams
-from engine.scheduler import NoCapacity, Scheduler
+from engine.scheduler import NoCapacity
 
 TICK_S: Final = 1.0
 """How often the simulated router looks for requests that waited too long, while any waits."""
@@ -74,8 +75,15 @@ class _Open:
 
 
 def simulate(spec: SimSpec, requests: Sequence[TraceRequest]) -> SimFigures:
-    """Every request to its end. The same arguments give the same figures, whatever the machine."""
+    """Every request to its end. The same arguments give the same figures, whatever the machine. Raises ValueError for
+    workers that have no room on ``spec.machine``."""
     return _Simulation(spec, requests).run()
+
+
+def simulate_gaps(spec: SimSpec, requests: Sequence[TraceRequest]) -> tuple[SimFigures, StepGaps]:
+    """``simulate``, and the times between tokens by what the steps between them did."""
+    simulation = _Simulation(spec, requests)
+    return simulation.run(), simulation.gaps
 
 
 class _Simulation:
@@ -83,6 +91,7 @@ class _Simulation:
         self._spec = spec
         self._requests = requests
         self._result = SimRun(spec.slos)
+        self.gaps = StepGaps(spec.overheads)
         self._open: dict[str, _Open] = {}
         self._todo: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
@@ -92,18 +101,18 @@ class _Simulation:
         self._link_busy_s = 0.0
         self._expected: dict[str, tuple[str, str]] = {}  # attempt key -> prefill and decode worker
         self._next_tick = 0.0
-        roles = (
-            {f"prefill-{index}": "prefill" for index in range(spec.prefill)}
-            | {f"decode-{index}": "decode" for index in range(spec.decode)}
-        )  # fmt: skip
-        self._workers = {worker_id: self._worker(worker_id) for worker_id in roles}
+        prefill_ids, decode_ids = spec.worker_ids
+        roles = dict.fromkeys(prefill_ids, "prefill") | dict.fromkeys(decode_ids, "decode")
+        self._workers = {worker_id: sim_worker(worker_id, spec, self.gaps) for worker_id in roles}
+        self._cores = None if spec.machine is None else Cores(spec.machine, prefill_ids, decode_ids)
+        self._in_full = False  # every core has a worker that steps
         self._router = RouterState(
             spec.limits,
             "disagg" if spec.prefill else "colocated",
             "raw",
             HandoffForecast(max_num_batched_tokens=spec.max_num_batched_tokens, allow_lossy=False),
         )
-        listed = tuple(self._address(index, *worker) for index, worker in enumerate(roles.items()))
+        listed = tuple(worker_address(spec, index, *worker) for index, worker in enumerate(roles.items()))
         self._router.handle(WorkersListed(listed), 0.0)
         for worker_id in roles:
             self._router.handle(WorkerConnected(worker_id), 0.0)
@@ -189,6 +198,19 @@ class _Simulation:
         ends = worker.begin(now) if not worker.is_stepping else None
         if ends is not None:
             self._ends_at(worker, ends)
+        if self._cores is not None:
+            self._share(self._cores, now)
+
+    def _share(self, cores: Cores, now: float) -> None:
+        """After a change of who steps: how fast everyone is from now on."""
+        stepping = {worker_id: worker for worker_id, worker in self._workers.items() if worker.is_stepping}
+        in_full = cores.are_full(stepping)
+        has_changed, self._in_full = in_full != self._in_full, in_full
+        for worker_id, share in cores.shares(stepping).items():
+            worker = stepping[worker_id]
+            if has_changed:
+                worker.cut(now)
+            self._ends_at(worker, worker.set_speed(now, share, in_full))
 
     def _ends_at(self, worker: SimWorker, ends: float) -> None:
         if self._ends.get(worker.worker_id) != ends:
@@ -359,40 +381,12 @@ class _Simulation:
 
     # --- figures ----------------------------------------------------------------------------------------------
 
-    def _worker(self, worker_id: str) -> SimWorker:
-        spec = self._spec
-        scheduler = Scheduler(
-            BlockAllocator(spec.num_blocks, spec.block_size),
-            max_num_seqs=spec.max_num_seqs,
-            max_num_batched_tokens=spec.max_num_batched_tokens,
-            max_model_len=min(spec.max_model_len, spec.num_blocks * spec.block_size),
-            prefill_chunk_tokens=spec.prefill_chunk_tokens,
-            enable_prefix_caching=spec.prefix_caching,
-        )
-        return SimWorker(worker_id, scheduler, spec.costs, spec.overheads.step_s, self._result.gaps.add)
-
-    def _address(self, index: int, worker_id: str, role: str) -> WorkerAddress:
-        spec = self._spec
-        return WorkerAddress(
-            worker_id=worker_id,
-            role=role,
-            control_host="",
-            control_port=index,
-            kv_host="",
-            kv_port=index,
-            total_blocks=spec.num_blocks,
-            block_size=spec.block_size,
-            max_num_seqs=spec.max_num_seqs,
-            max_model_len=min(spec.max_model_len, spec.num_blocks * spec.block_size),
-            kv_bytes_per_token=spec.kv_bytes_per_token,
-            fingerprint="",
-        )
-
     def _figures(self) -> SimFigures:
         assert not self._open, f"{len(self._open)} simulated requests never ended"
         workers = self._workers.values()
         return figures_of(
             self._result,
+            self.gaps,
             self._spec,
             self._requests,
             Work(

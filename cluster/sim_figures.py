@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.samples import percentiles
+from cluster.sim_gaps import StepGaps
 from cluster.sim_result import SimRun
 from cluster.sim_spec import SimSpec
 from cluster.trace import TraceRequest
@@ -57,7 +58,9 @@ class SimFigures:
         return self.good / self.requests if self.requests else 0.0
 
 
-def figures_of(run: SimRun, spec: SimSpec, requests: Sequence[TraceRequest], work: Work) -> SimFigures:
+def figures_of(
+    run: SimRun, gaps: StepGaps, spec: SimSpec, requests: Sequence[TraceRequest], work: Work
+) -> SimFigures:
     """``run`` is over."""
     first, last = (requests[0].at_s, requests[-1].at_s) if requests else (0.0, 0.0)
     duration_s = max(run.ended_at, last) - first
@@ -68,7 +71,7 @@ def figures_of(run: SimRun, spec: SimSpec, requests: Sequence[TraceRequest], wor
         utilisation["link"] = work.link_s * per_s / spec.prefill
     qs = (50, 90, 99)
     ttft_ms = _in_ms(qs, percentiles(run.ttft_s, *qs))
-    itl_ms = _in_ms(qs, [run.gaps.percentile(q) for q in qs])
+    itl_ms = _in_ms(qs, [gaps.every.percentile(q) for q in qs])
     nearness = [
         value / limit
         for value, limit in (

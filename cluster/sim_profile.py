@@ -110,13 +110,23 @@ def sweep_document(
             "max_num_batched_tokens": spec.max_num_batched_tokens,
             "prefix_caching": spec.prefix_caching,
         },
-        "overheads": dataclasses.asdict(spec.overheads),
+        "overheads": _overheads(spec.overheads),
         "splits": [_row(split) for split in found.splits],
         "colocated": _row(found.colocated),
         "best": found.best.name,
         "verdict": verdict(found),
         "when_not": when_not(found),
         "simulated_s": simulated_s,
+    }
+
+
+def _overheads(over: SimOverheads) -> dict[str, Any]:
+    return {
+        "router_s": over.router_s,
+        "answer_s": over.answer_s,
+        "handoff_s": over.handoff_s,
+        "step_s": over.step.mean_s,
+        "full_step_s": over.full_step.mean_s,
     }
 
 

@@ -52,7 +52,6 @@ class SimRun:
 
     slos: Slos
     ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
-    gaps: GapCounts = field(default_factory=GapCounts)
     parts: TtftParts = field(default_factory=TtftParts)
     finished: int = 0
     good: int = 0

@@ -5,17 +5,29 @@ from dataclasses import dataclass
 from cluster.dispatch import RouterLimits
 from cluster.metrics import Slos
 from cluster.sim_cost import StepCosts
+from cluster.sim_machine import SimMachine
+
+
+@dataclass(frozen=True, slots=True)
+class StepExcess:
+    """What a step with decoding sequences takes beyond its cost: ``mean_s``, and how single steps lie about that
+    (ascending, of mean 0; () = all alike)."""
+
+    mean_s: float = 0.0
+    deviations_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SimOverheads:
     """Seconds beside engine and link. ``router_s``: request read to its message at a worker; ``answer_s``: a token
-    sampled to its bytes written; ``handoff_s``: of each handoff, beside its bytes; ``step_s``: of each step."""
+    sampled to its bytes written; ``handoff_s``: of each handoff, beside its bytes; ``step``: while a core is idle,
+    ``full_step``: while every core of the machine has a worker that steps."""
 
     router_s: float = 0.002
     answer_s: float = 0.001
     handoff_s: float = 0.002
-    step_s: float = 0.0
+    step: StepExcess = StepExcess()
+    full_step: StepExcess = StepExcess()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,7 @@ class SimLink:
 
 @dataclass(frozen=True, slots=True)
 class SimSpec:
-    """Every worker is alike. ``prefill`` 0: co-located."""
+    """Every worker is alike. ``prefill`` 0: co-located. ``machine`` None: every worker has its cores to itself."""
 
     prefill: int
     decode: int
@@ -47,3 +59,12 @@ class SimSpec:
     prefill_chunk_tokens: int = 0
     prefix_caching: bool = False
     overheads: SimOverheads = SimOverheads()
+    machine: SimMachine | None = None
+
+    @property
+    def worker_ids(self) -> tuple[list[str], list[str]]:
+        """Of the prefill workers and of the others, as the supervisor names them."""
+        return (
+            [f"prefill-{index}" for index in range(self.prefill)],
+            [f"decode-{index}" for index in range(self.decode)],
+        )

@@ -3,6 +3,7 @@
 ``Scheduler.schedule`` decides every step whose outcome is not known already. A batch that only decodes, or the chunks
 of one long prompt alone, repeats itself until a sequence ends or something arrives: such steps are one run, whose
 times are a formula. What arrives during a step waits for its end, as in ``EngineThread``; a run ends there early.
+Where workers share cores, whoever drives them says how fast each one is (``set_speed``).
 """
 
 from bisect import bisect_left
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.sim_cost import StepCosts
+from cluster.sim_gaps import StepGaps
+from cluster.sim_pace import Pace
 from cluster.sim_sequence import CountedSequence
+from cluster.sim_spec import SimOverheads
 from engine.scheduler import ScheduledBatch, ScheduledChunk, Scheduler
 from engine.sequence import SequenceStatus
 
@@ -42,26 +46,32 @@ class StepsDone:
 
 @dataclass(slots=True)
 class _Run:
-    began: float
+    pace: Pace
     batch: ScheduledBatch
     num_steps: int
-    elapsed: Callable[[int], float]  # seconds of the first so many steps
+    elapsed: Callable[[int], float]  # seconds of the first so many steps, at full speed
+    decodes: bool = True
+    has_prompts: bool = False
+    in_full: bool = False  # it began while no core was idle
 
+    def time_of(self, num_steps: int) -> float:
+        return self.pace.time_of(self.elapsed(num_steps))
 
-OnGaps = Callable[[float, int], None]
-"""(seconds between two tokens, how many such gaps)"""
+    def under_way(self, now: float) -> int:
+        """How many steps are begun."""
+        return bisect_left(range(1, self.num_steps), self.pace.done_at(now), key=self.elapsed) + 1
 
 
 class SimWorker:
-    """``step_overhead_s``: of every step, beside what the engine computes."""
+    """``gaps`` hears of the time between any two tokens of a sequence."""
 
     def __init__(
         self,
         worker_id: str,
         scheduler: Scheduler,
         costs: StepCosts,
-        step_overhead_s: float,
-        on_gaps: OnGaps,
+        overheads: SimOverheads,
+        gaps: StepGaps,
     ) -> None:
         self.worker_id = worker_id
         self.scheduler = scheduler
@@ -70,14 +80,35 @@ class SimWorker:
         self.num_steps = 0
         self.preemptions = 0
         self._costs = costs
-        self._overhead_s = step_overhead_s
-        self._on_gaps = on_gaps
+        self._step_s = overheads.step.mean_s
+        self._full_step_s = overheads.full_step.mean_s
+        self._gaps = gaps
         self._run: _Run | None = None
         self._posted: list[Callable[[float], None]] = []
 
     @property
     def is_stepping(self) -> bool:
         return self._run is not None
+
+    def set_speed(self, now: float, share: float, in_full: bool) -> float:
+        """``share`` of its cores, from now on; ``in_full``: no core is idle. When the run under way will end."""
+        run = self._run
+        assert run is not None, "no run to pace"
+        if run.pace.began == now:
+            run.in_full = in_full
+        speed = share
+        if in_full and run.decodes:
+            step_s = run.elapsed(run.num_steps) / run.num_steps
+            speed *= step_s / max(step_s + self._full_step_s - self._step_s, 1e-6)
+        if speed != run.pace.speed:
+            run.pace.change(now, speed)
+        return run.time_of(run.num_steps)
+
+    def cut(self, now: float) -> None:
+        """Let a run of decode steps end with the one under way: what follows is of another kind."""
+        run = self._run
+        if run is not None and not run.has_prompts and run.pace.began < now:
+            run.num_steps = run.under_way(now)
 
     def post(self, call: Callable[[float], None], now: float) -> float | None:
         """Have ``call(now)`` run between two steps: at once when idle. The time at which the step ends that it waits
@@ -87,10 +118,8 @@ class SimWorker:
             call(now)
             return None
         self._posted.append(call)
-        since = now - run.began
-        under_way = bisect_left(range(1, run.num_steps), since, key=run.elapsed) + 1
-        run.num_steps = under_way
-        return run.began + run.elapsed(under_way)
+        run.num_steps = run.under_way(now)
+        return run.time_of(run.num_steps)
 
     def begin(self, now: float) -> float | None:
         """Start the next run. When it will end, unless something is posted; None: there is nothing to do."""
@@ -100,7 +129,7 @@ class SimWorker:
             self.preemptions += len(batch.preempted)
             if batch.chunks:
                 self._run = self._plan(batch, now)
-                return now + self._run.elapsed(self._run.num_steps)
+                return self._run.time_of(self._run.num_steps)
             if not batch.preempted:
                 break
         return None
@@ -110,7 +139,7 @@ class SimWorker:
         run = self._run
         assert run is not None, "no run to end"
         self._run = None
-        self.busy_s += run.elapsed(run.num_steps)
+        self.busy_s += run.time_of(run.num_steps) - run.pace.began
         self.num_steps += run.num_steps
         done = self._apply(run)
         posted, self._posted = self._posted, []
@@ -136,23 +165,26 @@ class SimWorker:
     # --- planning ---------------------------------------------------------------------------------------------
 
     def _plan(self, batch: ScheduledBatch, now: float) -> _Run:
-        costs, overhead_s = self._costs, self._overhead_s
+        costs, over_s, pace = self._costs, self._step_s, Pace(now)
         prompts = [(chunk.start, chunk.num_tokens) for chunk in batch.chunks if chunk.is_prefill]
         decodes = [chunk for chunk in batch.chunks if not chunk.is_prefill]
         num, keys = len(decodes), sum(chunk.start + 1 for chunk in decodes)
         if not prompts:
             steps = 1 if batch.preempted else self._decode_steps([self._job(chunk) for chunk in decodes])
-            return _Run(
-                now, batch, steps, lambda count: costs.decode_s(num, keys, count) + count * overhead_s
-            )
+            return _Run(pace, batch, steps, lambda count: costs.decode_s(num, keys, count) + count * over_s)
         start, tokens = prompts[0]
         if len(prompts) == 1 and not decodes and tokens == self.scheduler.max_num_batched_tokens:
             steps = min(MAX_STEPS, max(1, (batch.chunks[0].sequence.num_uncomputed_tokens - 1) // tokens))
             return _Run(
-                now, batch, steps, lambda count: costs.chunk_s(start, count * tokens) + count * overhead_s
+                pace,
+                batch,
+                steps,
+                lambda count: costs.chunk_s(start, count * tokens),
+                decodes=False,
+                has_prompts=True,
             )
-        step_s = costs.mixed_s(prompts, num, keys) + overhead_s
-        return _Run(now, batch, 1, lambda count: count * step_s)
+        step_s = costs.mixed_s(prompts, num, keys) + (over_s if decodes else 0.0)
+        return _Run(pace, batch, 1, lambda count: count * step_s, decodes=bool(decodes), has_prompts=True)
 
     def _job(self, chunk: ScheduledChunk) -> SimJob:
         return self.jobs[chunk.sequence.request_id]
@@ -178,22 +210,25 @@ class SimWorker:
 
     def _apply(self, run: _Run) -> StepsDone:
         steps = run.num_steps
-        first_end, ended = run.began + run.elapsed(1), run.began + run.elapsed(steps)
+        first_end, ended = run.time_of(1), run.time_of(steps)
         jobs = [self._job(chunk) for chunk in run.batch.chunks]
         self._compute(run, jobs)
         first: list[SimJob] = []
         finished: list[SimJob] = []
         repeated = 0  # gaps between two tokens of this run
-        last_gap_s = run.elapsed(steps) - run.elapsed(steps - 1) if steps > 1 else 0.0
+        last_gap_s = ended - run.time_of(steps - 1) if steps > 1 else 0.0
+        gaps, kind = self._gaps, (run.has_prompts, run.in_full)
         for job, chunk in zip(jobs, run.batch.chunks, strict=True):
             if job.started_at < 0:
-                job.started_at = run.began
+                job.started_at = run.pace.began
             if not chunk.samples:
                 continue
             if job.last_token_at:
-                gap_s = first_end - job.last_token_at
-                self._on_gaps(gap_s, 1)
-                job.worst_gap_s = max(job.worst_gap_s, gap_s, last_gap_s)
+                job.worst_gap_s = max(
+                    job.worst_gap_s,
+                    gaps.add(first_end - job.last_token_at, 1, *kind),
+                    gaps.worst_of(last_gap_s, steps - 1, run.in_full) if steps > 1 else 0.0,
+                )
                 repeated += steps - 1
             else:
                 first.append(job)
@@ -203,7 +238,7 @@ class SimWorker:
             elif self._finish_if_done(job, ended):
                 finished.append(job)
         if repeated:
-            self._on_gaps((ended - first_end) / (steps - 1), repeated)
+            gaps.add((ended - first_end) / (steps - 1), repeated, *kind)
         return StepsDone(tuple(first), tuple(finished))
 
     def _compute(self, run: _Run, jobs: list[SimJob]) -> None:

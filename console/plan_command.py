@@ -30,6 +30,7 @@ from engine.model_ids import ModelError, resolve_model
 DEFAULT_MODEL: Final = "tiny"
 DEFAULT_TOKENS: Final = "100,1000,8000"
 DEFAULT_LINKS: Final = "1gbe,10gbe,100gbe"
+DEFAULT_ROUNDS: Final = 3
 
 _TRACE_ONLY: Final = (
     "slo",
@@ -42,6 +43,7 @@ _TRACE_ONLY: Final = (
     "requests",
     "out",
     "validate",
+    "rounds",
 )
 
 
@@ -95,7 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizing.add_argument(
         "--like",
         metavar="RUN",
-        help="correct the forecast by what the requests of this run took, whatever its load and split were",
+        action="append",
+        help="correct the forecast by what the requests of this run took, whatever its load and split were; "
+        "may be given for a disaggregated and for a co-located one",
     )
     sizing.add_argument("--speed", type=float, metavar="X", help="X times as fast")
     sizing.add_argument("--lengths", type=float, metavar="X", help="prompts and answers X times as long")
@@ -105,8 +109,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--validate",
         nargs="?",
         const="1:1",
-        metavar="P:D",
-        help="run the trace on a real cluster too, and print forecast beside measured (default: 1:1)",
+        metavar="P:D,...",
+        help="run the trace on real clusters too, and print forecast beside measured; 0:D is co-located (default: 1:1)",
+    )
+    sizing.add_argument(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help=f"--validate: each split so often, in turns (default: {DEFAULT_ROUNDS})",
     )
 
 
@@ -141,7 +151,10 @@ def _run_trace(args: argparse.Namespace) -> int:
         if value is not None:
             raise UserError(f"--{option} does not go with --trace")
     link = None if args.link is None else _parse_link(args.link)
+    if args.rounds is not None and not args.validate:
+        raise UserError("--rounds needs --validate")
     args.profile = args.profile or DEFAULT_PROFILE
+    args.rounds = DEFAULT_ROUNDS if args.rounds is None else args.rounds
     return int(importlib.import_module("console.plan_trace").run(args, link))
 
 

@@ -11,11 +11,13 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.cpu_plan import available_cpus
 from cluster.engine_bench import benchmark_spec, run_benchmark
 from cluster.engine_bench_report import engine_bench_document
 from cluster.engine_settings import engine_config
@@ -25,10 +27,11 @@ from cluster.planner import PlanLink
 from cluster.profile import Profile, load_profile
 from cluster.run_dir import RunDirError, find_run
 from cluster.run_log import EVENTS_FILE, RunLogError, read_events
-from cluster.sim_calibration import Correction, NothingToLearn, calibrated
+from cluster.sim_calibration import Learned, NothingToLearn, calibrated
 from cluster.sim_cluster import simulate
 from cluster.sim_cost import NotMeasured, StepCosts, costs_from_document
 from cluster.sim_figures import SimFigures
+from cluster.sim_machine import SimMachine
 from cluster.sim_profile import sim_spec, sweep_document
 from cluster.sim_spec import SimSpec
 from cluster.sim_sweep import smallest_enough, sweep
@@ -86,6 +89,8 @@ def run(args: argparse.Namespace, link: PlanLink | None) -> int:
         link = PlanLink("unlimited", math.inf, link.delay_ms)
     model_id, model, dtype = _model(profile)
     trace = load_trace(args, model)
+    if args.validate:
+        importlib.import_module("console.plan_validate").check(args, trace)
     subject = settle(args, profile, model_id, model, dtype)
     spec = sim_spec(
         subject.profile,
@@ -98,14 +103,15 @@ def run(args: argparse.Namespace, link: PlanLink | None) -> int:
         slos,
         trace,
     )
-    if args.like is not None:
-        spec, correction = _corrected(args.like, subject, spec)
-        subject = dataclasses.replace(subject, costs_from=f"{subject.costs_from}, corrected by {correction}")
+    learned = dict(_learned(name, subject, spec) for name in args.like or ())
     if args.validate:
         validation = importlib.import_module("console.plan_validate")
-        return int(validation.run(args, subject, spec, trace, link))
+        return int(validation.run(args, subject, spec, learned, trace, link))
+    origin = "; corrected by ".join(
+        [subject.costs_from, *(str(each.correction) for each in learned.values())]
+    )
     began = time.monotonic()
-    simulated = partial(_simulated, spec, trace)
+    simulated = partial(_simulated, spec, learned, trace)
     found = smallest_enough(slos, simulated) if nodes is None else sweep(nodes, slos, simulated)
     document = sweep_document(
         found,
@@ -113,7 +119,7 @@ def run(args: argparse.Namespace, link: PlanLink | None) -> int:
         trace,
         link.name,
         {"id": model_id, "dtype": dtype, "kv_bytes_per_token": spec.kv_bytes_per_token},
-        subject.costs_from,
+        origin,
         time.monotonic() - began,
     )
     print(json.dumps(document, indent=2) if args.json else plan_trace_text(document), flush=True)
@@ -161,19 +167,51 @@ def settle(
     return Subject(settled, model_id, model, dtype, num_blocks, costs, origin)
 
 
-def _simulated(spec: SimSpec, trace: ScaledTrace, prefill: int, decode: int) -> SimFigures:
+def in_mode(spec: SimSpec, learned: Mapping[str, Learned], prefill: int, decode: int) -> SimSpec:
+    """The simulation of a split (``prefill`` 0: co-located), corrected by what is known of its mode."""
+    known = known_of(learned, prefill)
+    spec = spec if known is None else known.applied(spec)
+    return dataclasses.replace(spec, prefill=prefill, decode=decode)
+
+
+def known_of(learned: Mapping[str, Learned], prefill: int) -> Learned | None:
+    """What was learned of a split's mode, else of the other one; None where nothing was."""
+    return learned.get(mode_of(prefill)) or next(iter(learned.values()), None)
+
+
+def mode_of(prefill: int) -> str:
+    return "disagg" if prefill else "colocated"
+
+
+def this_machine(profile: Profile) -> SimMachine:
+    """The cores here, used as the profile says."""
+    return SimMachine(available_cpus(), profile.cluster.pin, profile.cluster.cores_per_worker)
+
+
+def learn(run_dir: Path, served: Profile, spec: SimSpec) -> Learned:
+    """From the log of a run of that profile. Raises NothingToLearn, RunLogError and OSError."""
+    prefill, decode = served.cluster.prefill, served.cluster.decode
+    if served.cluster.mode == "colocated":
+        prefill, decode = 0, prefill + decode
+    spec = dataclasses.replace(spec, prefill=prefill, decode=decode, machine=this_machine(served))
+    return calibrated(spec, run_dir.name, read_events(run_dir / EVENTS_FILE))
+
+
+def _simulated(
+    spec: SimSpec, learned: Mapping[str, Learned], trace: ScaledTrace, prefill: int, decode: int
+) -> SimFigures:
     if sys.stderr.isatty():
         what = f"{prefill}:{decode}" if prefill else f"{decode} co-located"
         print(f"\r\x1b[Ksimulating {what}", end="", file=sys.stderr, flush=True)
     try:
-        return simulate(dataclasses.replace(spec, prefill=prefill, decode=decode), trace.requests)
+        return simulate(in_mode(spec, learned, prefill, decode), trace.requests)
     finally:
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _corrected(name: str, subject: Subject, spec: SimSpec) -> tuple[SimSpec, Correction]:
-    """By a run of the same model, whatever its load and split were."""
+def _learned(name: str, subject: Subject, spec: SimSpec) -> tuple[str, Learned]:
+    """The mode of a run of the same model, whatever its load and split were, and what it teaches."""
     try:
         record = find_run(name)
         if record.info is None:
@@ -183,12 +221,7 @@ def _corrected(name: str, subject: Subject, spec: SimSpec) -> tuple[SimSpec, Cor
             raise UserError(
                 f"--like: run {name} served {served.model.id}, the plan is for {subject.model_id}"
             )
-        together = served.cluster.mode == "colocated"
-        prefill, decode = served.cluster.prefill, served.cluster.decode
-        spec = dataclasses.replace(
-            spec, prefill=0 if together else prefill, decode=decode + prefill if together else decode
-        )
-        return calibrated(spec, record.path.name, read_events(record.path / EVENTS_FILE))
+        return served.cluster.mode, learn(record.path, served, spec)
     except (RunDirError, RunLogError, NothingToLearn) as error:
         raise UserError(f"--like: {error}") from error
     except OSError as error:

@@ -1,6 +1,8 @@
-"""`pdconsole plan --trace FILE --validate`: the same requests through the simulation and through a real cluster.
+"""`pdconsole plan --trace FILE --validate`: the same requests through the simulation and through real clusters.
 
-The cluster is brought up for it, by the same profile, link and limits; its figures are read from its run log.
+They are brought up for it, by the same profile, link and limits; their figures are read from their run logs. A round
+measures the engine, has a cluster of each mode answer the calibration's requests (not with --like), and then forecasts
+and runs the trace with every split: what a forecast knows of the machine is a minute old, and of other requests.
 """
 
 import argparse
@@ -8,70 +10,156 @@ import asyncio
 import dataclasses
 import json
 import re
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from cluster.events import Event, RequestArrived, RequestFinished
+from cluster.calibration_trace import calibration_trace
+from cluster.events import Event
 from cluster.load import LoadGenerator
+from cluster.machine_facts import machine_facts
 from cluster.planner import PlanLink
 from cluster.profile import Profile
-from cluster.run_log import EVENTS_FILE, read_events
+from cluster.run_log import EVENTS_FILE, RunLogError, read_events
+from cluster.sim_calibration import Learned, NothingToLearn
 from cluster.sim_cluster import simulate
 from cluster.sim_spec import SimSpec
-from cluster.sim_validation import fold_run, validation_document
+from cluster.sim_validation import GOAL, Trial, fold_run, split_document
 from cluster.slo import format_slos
 from cluster.trace import ScaledTrace, planned_requests
 from console.bench_cluster import BenchCluster, new_run, run_on_cluster
 from console.errors import UserError
 from console.launch import LaunchError
 from console.load_command import MAX_TRACE_IN_FLIGHT
-from console.plan_trace import Subject
-from console.run_page import number
+from console.plan_trace import Subject, in_mode, known_of, learn, mode_of, settle, this_machine
+from console.plan_validate_text import plan_validate_text
 from console.signals import Signals
 
 EXIT_MISSED: Final = 1
 MAX_REAL_S: Final = 600.0
 """A trace that lasts longer is not sent to a real cluster: --requests and --speed make it shorter."""
 
+MAX_ROUNDS: Final = 100
+CALIBRATION_SPLITS: Final = {"disagg": (1, 1), "colocated": (0, 2)}
+
 _DRAIN_S: Final = 120.0
 
 
-def run(args: argparse.Namespace, subject: Subject, spec: SimSpec, trace: ScaledTrace, link: PlanLink) -> int:
-    """Exit code 0 when p50, p90 and goodput are within the goal, 1 when not. Raises UserError."""
-    prefill, decode = _ratio(args.validate)
+def check(args: argparse.Namespace, trace: ScaledTrace) -> None:
+    """Before anything is measured. Raises UserError."""
+    _splits(args.validate)
+    if not 1 <= args.rounds <= MAX_ROUNDS:
+        raise UserError(f"--rounds is {args.rounds}; allowed is 1 to {MAX_ROUNDS}")
     lasts_s = trace.requests[-1].at_s
     if lasts_s > MAX_REAL_S:
         raise UserError(
             f"--validate: the trace lasts {lasts_s:,.0f} s; allowed are {MAX_REAL_S:,.0f}: see --requests, --speed"
         )
-    forecast = simulate(dataclasses.replace(spec, prefill=prefill, decode=decode), trace.requests)
-    profile = _served(subject.profile, prefill, decode, link)
-    run_dir, lag_s = asyncio.run(_measure(profile, trace))
-    events = list(read_events(run_dir / EVENTS_FILE))
-    measured = fold_run(events)
+
+
+def run(
+    args: argparse.Namespace,
+    subject: Subject,
+    spec: SimSpec,
+    learned: Mapping[str, Learned],
+    trace: ScaledTrace,
+    link: PlanLink,
+) -> int:
+    """Exit code 0 when p50, p90 and goodput of every split are within the goal, 1 when not. Raises UserError."""
+    splits = _splits(args.validate)
+    trials: dict[tuple[int, int], list[Trial]] = {split: [] for split in splits}
+    for number_of in range(args.rounds):
+        if number_of and args.engine is None:
+            subject = settle(args, subject.profile, subject.model_id, subject.model, subject.dtype)
+            spec = dataclasses.replace(spec, costs=subject.costs)
+        found = learned or _calibrated(subject, spec, [mode_of(prefill) for prefill, _ in splits], link)
+        for split in splits:
+            _say(f"round {number_of + 1} of {args.rounds}: {split[0]}:{split[1]}")
+            trials[split].append(_trial(subject, spec, found, split, trace, link))
+    _say("")
+    documents = [split_document(each, spec.slos) for each in trials.values()]
     document = {
-        "question": "forecast against a real run",
-        "run": run_dir.name,
-        "split": forecast.name,
+        "question": "forecast against real runs",
         "model": {"id": subject.model_id, "dtype": subject.dtype},
-        "costs_from": subject.costs_from,
         "trace": trace.detail,
         "slo": format_slos(spec.slos),
         "link": link.name,
-        **validation_document(
-            forecast, measured, spec.slos, _duration_s(events), {"schedule_lag_p99_ms": lag_s * 1e3}
-        ),
+        "rounds": args.rounds,
+        "goal": GOAL,
+        "goal_met": all(each["goal_met"] for each in documents),
+        "splits": documents,
+        "machine": machine_facts(),
     }
-    print(json.dumps(document, indent=2) if args.json else _text(document), flush=True)
+    print(json.dumps(document, indent=2) if args.json else plan_validate_text(document), flush=True)
     return 0 if document["goal_met"] else EXIT_MISSED
+
+
+def _calibrated(subject: Subject, spec: SimSpec, modes: Iterable[str], link: PlanLink) -> dict[str, Learned]:
+    """What a cluster of each mode teaches that answers always the same requests."""
+    load = calibration_trace(subject.costs, subject.model.max_model_len)
+    learned = {}
+    for mode in sorted(set(modes)):
+        _say(f"calibration: {mode}")
+        served = _served(subject.profile, *CALIBRATION_SPLITS[mode], link)
+        run_dir, _ = asyncio.run(_measure(served, load))
+        try:
+            learned[mode] = learn(run_dir, served, spec)
+        except (RunLogError, NothingToLearn) as error:
+            raise UserError(f"--validate: the calibration failed: {error}", 1) from error
+    return learned
+
+
+def _trial(
+    subject: Subject,
+    spec: SimSpec,
+    learned: Mapping[str, Learned],
+    split: tuple[int, int],
+    trace: ScaledTrace,
+    link: PlanLink,
+) -> Trial:
+    """Forecast first, then run."""
+    profile = _served(subject.profile, *split, link)
+    corrected = dataclasses.replace(in_mode(spec, learned, *split), machine=this_machine(profile))
+    alone = dataclasses.replace(corrected, costs=spec.costs, overheads=spec.overheads)
+    try:
+        forecast, uncorrected = simulate(corrected, trace.requests), simulate(alone, trace.requests)
+    except ValueError as error:
+        raise UserError(f"--validate: {error}") from error
+    run_dir, lag_s = asyncio.run(_measure(profile, trace))
+    measured, duration_s = fold_run(read_events(run_dir / EVENTS_FILE))
+    known = known_of(learned, split[0])
+    return Trial(
+        run_dir.name,
+        forecast,
+        uncorrected,
+        measured,
+        duration_s,
+        lag_s,
+        subject.costs_from,
+        "" if known is None else str(known.correction),
+    )
+
+
+def _say(what: str) -> None:
+    """Progress, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def _splits(text: str) -> list[tuple[int, int]]:
+    """Each once."""
+    return list(dict.fromkeys(_ratio(each) for each in text.split(",")))
 
 
 def _ratio(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
     if found is None or int(found[2]) < 1:
-        raise UserError(f"--validate is {text}; allowed is P:D, e.g. 1:1; 0:2 is two co-located workers")
+        raise UserError(
+            f"--validate is {text}; allowed is P:D, e.g. 1:1; 0:2 is two co-located workers; several with commas"
+        )
     return int(found[1]), int(found[2])
 
 
@@ -129,45 +217,5 @@ async def _measure(profile: Profile, trace: ScaledTrace) -> tuple[Path, float]:
     return Path(spec.run_dir), lag_s
 
 
-def _duration_s(events: list[Event]) -> float:
-    """First arrival to last end, probes left out."""
-    arrived = {
-        event.request_id: event.at
-        for event in events
-        if isinstance(event, RequestArrived) and event.label != "probe"
-    }
-    ended = [
-        event.at for event in events if isinstance(event, RequestFinished) and event.request_id in arrived
-    ]
-    return max(ended, default=0.0) - min(arrived.values(), default=0.0)
-
-
 def _to_nobody(_: Event) -> None:
     """The load's own events are not in the log: the trace is named by the document."""
-
-
-def _text(document: dict[str, Any]) -> str:
-    finished = document["finished"]
-    lines = [
-        f"{document['split']} of {document['model']['id']}, {document['model']['dtype']}; run {document['run']}",
-        f"engine steps from {document['costs_from']}",
-        f"trace: {document['trace']}; link {document['link']}; limits {document['slo']}",
-        f"answered: forecast {finished['forecast']}, measured {finished['measured']}; "
-        f"client late by {document['client']['schedule_lag_p99_ms']:.1f} ms (p99)",
-        "",
-        f"{'':16}{'forecast':>12}{'measured':>12}{'error':>9}",
-    ]
-    for row in document["rows"]:
-        name = f"{row['figure'].removesuffix('_ms').upper()} {row['q']} ms" if row["q"] else "goodput /s"
-        error = "-" if row["error"] is None else f"{row['error']:+.0%}"
-        lines.append(f"{name:16}{number(row['forecast']):>12}{number(row['measured']):>12}{error:>9}")
-    for who, parts in document["ttft_parts_ms"].items():
-        lines.append(f"TTFT parts {who}: " + ", ".join(f"{name} {number(ms)}" for name, ms in parts.items()))
-    worst = document["worst_error"]
-    goal = f"the goal is {document['goal']:.0%} on p50, p90 and goodput"
-    lines.append(
-        f"nothing to compare; {goal}"
-        if worst is None
-        else f"{'met' if document['goal_met'] else 'missed'}: off by {worst:.0%} at worst; {goal}"
-    )
-    return "\n".join(lines)

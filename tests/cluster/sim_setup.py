@@ -11,7 +11,7 @@ from cluster.trace import TraceRequest
 LIMITS = RouterLimits(
     max_queue=100_000, queue_timeout_s=1e9, max_attempts=5, fallback=True, handoff="always", kv_path="v2"
 )
-NO_OVERHEADS = SimOverheads(router_s=0.0, answer_s=0.0, handoff_s=0.0, step_s=0.0)
+NO_OVERHEADS = SimOverheads(router_s=0.0, answer_s=0.0, handoff_s=0.0)
 
 
 def plain_costs(
