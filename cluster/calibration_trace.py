@@ -7,13 +7,14 @@ from typing import Final
 from cluster.sim_cost import StepCosts
 from cluster.trace import ScaledTrace, TraceRequest
 
-NUM_REQUESTS: Final = 60
+NUM_REQUESTS: Final = 90
 SHORTEST_PROMPT: Final = 32
 MOST_PREFILL_S: Final = 0.5
 """No prompt takes longer: on a slow engine the calibration would."""
 
-_LOAD: Final = 0.7
-"""Share of the time in which one worker computes prompts: some wait, none for long."""
+_LOAD: Final = 1.0
+"""Seconds of prompts that arrive in a second: one worker is busy nearly all the time, and so are both cores of two. A
+core that often idles computes slower (caches, clocks), which would be taken for the speed that decides how long queues get."""
 
 _OUTPUT_TOKENS: Final = (8, 48)
 

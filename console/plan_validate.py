@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,7 @@ from cluster.sim_validation import GOAL, Trial, fold_run, split_document
 from cluster.slo import format_slos
 from cluster.trace import ScaledTrace, planned_requests
 from console.bench_cluster import BenchCluster, new_run, run_on_cluster
+from console.bench_output import ProgressLine
 from console.errors import UserError
 from console.launch import LaunchError
 from console.load_command import MAX_TRACE_IN_FLIGHT
@@ -71,15 +72,25 @@ def run(
     """Exit code 0 when p50, p90 and goodput of every split are within the goal, 1 when not. Raises UserError."""
     splits = _splits(args.validate)
     trials: dict[tuple[int, int], list[Trial]] = {split: [] for split in splits}
-    for number_of in range(args.rounds):
-        if number_of and args.engine is None:
-            subject = settle(args, subject.profile, subject.model_id, subject.model, subject.dtype)
-            spec = dataclasses.replace(spec, costs=subject.costs)
-        found = learned or _calibrated(subject, spec, [mode_of(prefill) for prefill, _ in splits], link)
-        for split in splits:
-            _say(f"round {number_of + 1} of {args.rounds}: {split[0]}:{split[1]}")
-            trials[split].append(_trial(subject, spec, found, split, trace, link))
-    _say("")
+    modes = [] if learned else sorted({mode_of(prefill) for prefill, _ in splits})
+    progress, total = ProgressLine(sys.stderr), args.rounds * (len(modes) + len(splits))
+    try:
+        for index in range(args.rounds):
+            stage, done = f"round {index + 1} of {args.rounds}", index * (len(modes) + len(splits))
+            if index and args.engine is None:
+                subject = settle(args, subject.profile, subject.model_id, subject.model, subject.dtype)
+                spec = dataclasses.replace(spec, costs=subject.costs)
+            known = dict(learned)
+            for mode in modes:
+                progress.show(f"{stage}: calibration, {mode}", "its requests", done, total)
+                known[mode] = _calibrated(subject, spec, mode, link)
+                done += 1
+            for split in splits:
+                progress.show(f"{stage}: {split[0]}:{split[1]}", "the trace", done, total)
+                trials[split].append(_trial(subject, spec, known, split, trace, link))
+                done += 1
+    finally:
+        progress.clear()
     documents = [split_document(each, spec.slos) for each in trials.values()]
     document = {
         "question": "forecast against real runs",
@@ -97,19 +108,15 @@ def run(
     return 0 if document["goal_met"] else EXIT_MISSED
 
 
-def _calibrated(subject: Subject, spec: SimSpec, modes: Iterable[str], link: PlanLink) -> dict[str, Learned]:
-    """What a cluster of each mode teaches that answers always the same requests."""
+def _calibrated(subject: Subject, spec: SimSpec, mode: str, link: PlanLink) -> Learned:
+    """What a cluster of that mode teaches that answers always the same requests."""
     load = calibration_trace(subject.costs, subject.model.max_model_len)
-    learned = {}
-    for mode in sorted(set(modes)):
-        _say(f"calibration: {mode}")
-        served = _served(subject.profile, *CALIBRATION_SPLITS[mode], link)
-        run_dir, _ = asyncio.run(_measure(served, load))
-        try:
-            learned[mode] = learn(run_dir, served, spec)
-        except (RunLogError, NothingToLearn) as error:
-            raise UserError(f"--validate: the calibration failed: {error}", 1) from error
-    return learned
+    served = _served(subject.profile, *CALIBRATION_SPLITS[mode], link)
+    run_dir, _ = asyncio.run(_measure(served, load))
+    try:
+        return learn(run_dir, served, spec)
+    except (RunLogError, NothingToLearn) as error:
+        raise UserError(f"--validate: the calibration failed: {error}", 1) from error
 
 
 def _trial(
@@ -141,12 +148,6 @@ def _trial(
         subject.costs_from,
         "" if known is None else str(known.correction),
     )
-
-
-def _say(what: str) -> None:
-    """Progress, on a terminal only."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
 
 
 def _splits(text: str) -> list[tuple[int, int]]:
