@@ -2,7 +2,7 @@
 
 They are brought up for it, by the same profile, link and limits; their figures are read from their run logs. A round
 measures the engine, has a cluster of each mode answer the calibration's requests (not with --like), and then forecasts
-and runs the trace with every split: what a forecast knows of the machine is a minute old, and of other requests.
+and runs the trace with every split: what a forecast knows of the machine is a minute old.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def run(
             known = dict(learned)
             for mode in modes:
                 progress.show(f"{stage}: calibration, {mode}", "its requests", done, total)
-                known[mode] = _calibrated(subject, spec, mode, link)
+                known[mode] = _calibrated(subject, spec, mode, trace, link)
                 done += 1
             for split in splits:
                 progress.show(f"{stage}: {split[0]}:{split[1]}", "the trace", done, total)
@@ -108,9 +108,9 @@ def run(
     return 0 if document["goal_met"] else EXIT_MISSED
 
 
-def _calibrated(subject: Subject, spec: SimSpec, mode: str, link: PlanLink) -> Learned:
-    """What a cluster of that mode teaches that answers always the same requests."""
-    load = calibration_trace(subject.costs, subject.model.max_model_len)
+def _calibrated(subject: Subject, spec: SimSpec, mode: str, trace: ScaledTrace, link: PlanLink) -> Learned:
+    """What a cluster of that mode teaches."""
+    load = calibration_trace(trace.requests, subject.costs)
     served = _served(subject.profile, *CALIBRATION_SPLITS[mode], link)
     run_dir, _ = asyncio.run(_measure(served, load))
     try:

@@ -47,7 +47,9 @@ def test_steps_beside_a_busy_core_teach_their_own_excess() -> None:
         events += handed_off(f"b{index}", 10.09 + index, gaps_s=(0.01,) * 3)
     spec = sim_spec(machine=TWO_CORES, costs=plain_costs(decode_s=0.004))
     learned = calibrated(spec, "r", events)
-    assert learned.correction.full_step_ms == pytest.approx(12, abs=2), "a step at the border is of both kinds"
+    assert learned.correction.full_step_ms == pytest.approx(12, abs=2), (
+        "a step at the border is of both kinds"
+    )
     assert learned.correction.step_ms == pytest.approx(6, abs=0.5)
 
 
