@@ -3,12 +3,16 @@ garbage collector leaves alone what was imported and collected before the first 
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import settings
 
 settings.register_profile("pdconsole", deadline=None)
 settings.load_profile("pdconsole")
+
+# A shell starts what runs in its background with Ctrl+C ignored, and what is started from here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 _ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
