@@ -108,7 +108,7 @@ class _Simulation:
         self._in_full = False  # every core has a worker that steps
         self._router = RouterState(
             spec.limits,
-            "disagg" if spec.prefill else "colocated",
+            spec.mode,
             "raw",
             HandoffForecast(max_num_batched_tokens=spec.max_num_batched_tokens, allow_lossy=False),
         )

@@ -62,9 +62,18 @@ class SimSpec:
     machine: SimMachine | None = None
 
     @property
+    def mode(self) -> str:
+        return mode_of(self.prefill)
+
+    @property
     def worker_ids(self) -> tuple[list[str], list[str]]:
         """Of the prefill workers and of the others, as the supervisor names them."""
         return (
             [f"prefill-{index}" for index in range(self.prefill)],
             [f"decode-{index}" for index in range(self.decode)],
         )
+
+
+def mode_of(prefill: int) -> str:
+    """The mode of a split with so many prefill workers."""
+    return "disagg" if prefill else "colocated"

@@ -33,7 +33,7 @@ from cluster.sim_cost import NotMeasured, StepCosts, costs_from_document
 from cluster.sim_figures import SimFigures
 from cluster.sim_machine import SimMachine
 from cluster.sim_profile import sim_spec, sweep_document
-from cluster.sim_spec import SimSpec
+from cluster.sim_spec import SimSpec, mode_of
 from cluster.sim_sweep import smallest_enough, sweep
 from cluster.slo import parse_slos
 from cluster.trace import ScaledTrace, Scaling, TraceError, read_trace, scale_trace
@@ -89,8 +89,9 @@ def run(args: argparse.Namespace, link: PlanLink | None) -> int:
         link = PlanLink("unlimited", math.inf, link.delay_ms)
     model_id, model, dtype = _model(profile)
     trace = load_trace(args, model)
-    if args.validate:
-        importlib.import_module("console.plan_validate").check(args, trace)
+    validation = importlib.import_module("console.plan_validate") if args.validate else None
+    if validation is not None:
+        validation.check(args, trace)
     subject = settle(args, profile, model_id, model, dtype)
     spec = sim_spec(
         subject.profile,
@@ -104,8 +105,7 @@ def run(args: argparse.Namespace, link: PlanLink | None) -> int:
         trace,
     )
     learned = dict(_learned(name, subject, spec) for name in args.like or ())
-    if args.validate:
-        validation = importlib.import_module("console.plan_validate")
+    if validation is not None:
         return int(validation.run(args, subject, spec, learned, trace, link))
     origin = "; corrected by ".join(
         [subject.costs_from, *(str(each.correction) for each in learned.values())]
@@ -177,10 +177,6 @@ def in_mode(spec: SimSpec, learned: Mapping[str, Learned], prefill: int, decode:
 def known_of(learned: Mapping[str, Learned], prefill: int) -> Learned | None:
     """What was learned of a split's mode, else of the other one; None where nothing was."""
     return learned.get(mode_of(prefill)) or next(iter(learned.values()), None)
-
-
-def mode_of(prefill: int) -> str:
-    return "disagg" if prefill else "colocated"
 
 
 def this_machine(profile: Profile) -> SimMachine:

@@ -26,7 +26,7 @@ from cluster.profile import Profile
 from cluster.run_log import EVENTS_FILE, RunLogError, read_events
 from cluster.sim_calibration import Learned, NothingToLearn
 from cluster.sim_cluster import simulate
-from cluster.sim_spec import SimSpec
+from cluster.sim_spec import SimSpec, mode_of
 from cluster.sim_validation import GOAL, Trial, fold_run, split_document
 from cluster.slo import format_slos
 from cluster.trace import ScaledTrace, planned_requests
@@ -35,7 +35,7 @@ from console.bench_output import ProgressLine
 from console.errors import UserError
 from console.launch import LaunchError
 from console.load_command import MAX_TRACE_IN_FLIGHT
-from console.plan_trace import Subject, in_mode, known_of, learn, mode_of, settle, this_machine
+from console.plan_trace import Subject, in_mode, known_of, learn, settle, this_machine
 from console.plan_validate_text import plan_validate_text
 from console.signals import Signals
 
@@ -170,7 +170,7 @@ def _served(profile: Profile, prefill: int, decode: int, link: PlanLink) -> Prof
         profile.cluster,
         prefill=prefill,
         decode=decode,
-        mode="disagg" if prefill else "colocated",
+        mode=mode_of(prefill),
         handoff="always",
     )
     shaped = msgspec.structs.replace(
